@@ -1,0 +1,115 @@
+"""Ternary labels: the only place where the numbers behind positive / negative / unknown are written.
+
+Legend: n rows of one shard, B batch rows, L classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_pipelines.errors import UserError
+
+POSITIVE = 1
+NEGATIVE = 0
+UNKNOWN = -1
+
+
+@dataclass(frozen=True)
+class SparseLabels:
+    """Labels of n rows as compressed sparse rows; a class in neither list has the value `unlisted`.
+
+    Row r's positive ids are `pos_ids[pos_ptr[r]:pos_ptr[r + 1]]`, ascending; negatives likewise.
+    `unlisted` is NEGATIVE for fully annotated data (negatives need not be spelt out), else UNKNOWN.
+    """
+
+    pos_ptr: np.ndarray  # int64 [n + 1]
+    pos_ids: np.ndarray  # int32
+    neg_ptr: np.ndarray  # int64 [n + 1]
+    neg_ids: np.ndarray  # int32
+    unlisted: int = UNKNOWN
+
+    @classmethod
+    def from_lists(cls, positives, negatives, unlisted: int = UNKNOWN) -> SparseLabels:
+        """Pack per-row id lists; ids are sorted and duplicates dropped."""
+        pos_ptr, pos_ids = _pack(positives)
+        neg_ptr, neg_ids = _pack(negatives)
+        return cls(pos_ptr, pos_ids, neg_ptr, neg_ids, unlisted)
+
+    @classmethod
+    def from_dense(cls, dense: np.ndarray, unlisted: int = UNKNOWN) -> SparseLabels:
+        """Pack an int8 [n, L] matrix of POSITIVE / NEGATIVE / UNKNOWN; negatives are kept unless implied."""
+        pos_ptr, pos_ids = _pack_mask(dense == POSITIVE)
+        listed_negative = (dense == NEGATIVE) if unlisted == UNKNOWN else np.zeros(dense.shape, bool)
+        neg_ptr, neg_ids = _pack_mask(listed_negative)
+        return cls(pos_ptr, pos_ids, neg_ptr, neg_ids, unlisted)
+
+    def __len__(self) -> int:
+        return len(self.pos_ptr) - 1
+
+    def positives(self, row: int) -> np.ndarray:
+        return self.pos_ids[self.pos_ptr[row] : self.pos_ptr[row + 1]]
+
+    def negatives(self, row: int) -> np.ndarray:
+        return self.neg_ids[self.neg_ptr[row] : self.neg_ptr[row + 1]]
+
+    def dense(self, classes: int, rows: np.ndarray | None = None) -> np.ndarray:
+        """int8 [B, L] for the given rows (all rows by default)."""
+        rows = np.arange(len(self)) if rows is None else np.asarray(rows, dtype=np.int64)
+        out = np.full((len(rows), classes), self.unlisted, dtype=np.int8)
+        _paint(out, self.neg_ptr, self.neg_ids, rows, NEGATIVE)
+        _paint(out, self.pos_ptr, self.pos_ids, rows, POSITIVE)
+        return out
+
+    def class_counts(self, classes: int) -> tuple[np.ndarray, np.ndarray]:
+        """(positives, negatives) per class, int64 [L] each; unlisted negatives are counted."""
+        pos = np.bincount(self.pos_ids, minlength=classes).astype(np.int64)
+        if self.unlisted == NEGATIVE:
+            return pos, len(self) - pos
+        return pos, np.bincount(self.neg_ids, minlength=classes).astype(np.int64)
+
+    def check(self, classes: int, where: str) -> None:
+        """Raise a UserError that names the first row with an id out of range or a label conflict."""
+        for kind, ptr, ids in (("positive", self.pos_ptr, self.pos_ids), ("negative", self.neg_ptr, self.neg_ids)):
+            bad = np.flatnonzero((ids < 0) | (ids >= classes))
+            if len(bad):
+                row = int(np.searchsorted(ptr, bad[0], side="right") - 1)
+                raise UserError(
+                    f"{where}: row {row} has {kind} class id {int(ids[bad[0]])}, but the class list has ids "
+                    f"0..{classes - 1}. Fix the label or the class list."
+                )
+        if not len(self.neg_ids):
+            return
+        clash = np.intersect1d(_entry_codes(self.pos_ptr, self.pos_ids, classes),
+                               _entry_codes(self.neg_ptr, self.neg_ids, classes))
+        if len(clash):
+            row, cls = divmod(int(clash[0]), classes)
+            raise UserError(f"{where}: row {row} has class id {cls} as positive and as negative. Remove one of the two.")
+
+
+def _pack(lists) -> tuple[np.ndarray, np.ndarray]:
+    arrays = [np.unique(np.asarray(ids, dtype=np.int32)) for ids in lists]
+    ptr = np.zeros(len(arrays) + 1, dtype=np.int64)
+    np.cumsum([len(a) for a in arrays], out=ptr[1:])
+    return ptr, np.concatenate(arrays) if arrays else np.zeros(0, np.int32)
+
+
+def _pack_mask(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    ptr = np.zeros(len(mask) + 1, dtype=np.int64)
+    np.cumsum(mask.sum(axis=1), out=ptr[1:])
+    return ptr, np.nonzero(mask)[1].astype(np.int32)
+
+
+def _paint(out: np.ndarray, ptr: np.ndarray, ids: np.ndarray, rows: np.ndarray, value: int) -> None:
+    lengths = ptr[rows + 1] - ptr[rows]
+    total = int(lengths.sum())
+    if not total:
+        return
+    target = np.repeat(np.arange(len(rows)), lengths)
+    within = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    out[target, ids[ptr[rows][target] + within]] = value
+
+
+def _entry_codes(ptr: np.ndarray, ids: np.ndarray, classes: int) -> np.ndarray:
+    return np.repeat(np.arange(len(ptr) - 1), np.diff(ptr)) * classes + ids

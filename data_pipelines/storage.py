@@ -1,0 +1,183 @@
+"""Bytes in and out of local disk and any fsspec URL: the one layer under shards, state and checkpoints.
+
+Local writes are atomic (temporary file, fsync, rename) because fsspec's own local writes are not; on object
+storage a PUT is atomic by contract. Transient remote failures are retried with backoff.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable
+from typing import BinaryIO, TypeVar
+
+import fsspec
+from fsspec.core import url_to_fs
+
+T = TypeVar("T")
+ATTEMPTS = 6
+_FIRST_WAIT_SECONDS = 0.1
+# Answers that no retry will change.
+_FINAL_ERRORS = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+
+def is_local(url: str) -> bool:
+    return "://" not in url or url.startswith("file://")
+
+
+def local_path(url: str) -> str:
+    """The path behind a local URL."""
+    return url.removeprefix("file://")
+
+
+def join(url: str, *parts: str) -> str:
+    return "/".join([url.rstrip("/") or "/", *[p.strip("/") for p in parts]])
+
+
+def read_bytes(url: str) -> bytes:
+    """The whole object; FileNotFoundError if there is none."""
+    if is_local(url):
+        with open(local_path(url), "rb") as f:
+            return f.read()
+
+    def fetch() -> bytes:
+        fs, path = url_to_fs(url)
+        data = fs.cat_file(path)
+        expected = fs.size(path) if hasattr(fs, "size") else None
+        if expected is not None and expected != len(data):
+            raise OSError(f"{url}: got {len(data)} of {expected} bytes")
+        return data
+
+    return retrying(fetch)
+
+
+def open_stream(url: str) -> BinaryIO:
+    """A file object for one sequential read."""
+    if is_local(url):
+        return open(local_path(url), "rb")
+    return retrying(lambda: fsspec.open(url, "rb", block_size=8 << 20).open())
+
+
+def write_atomic(url: str, data: bytes | bytearray | memoryview, durable: bool = True) -> None:
+    """Replace the object in one step: a reader sees the old or the new bytes, never a mixture."""
+    if not is_local(url):
+        fs, path = url_to_fs(url)
+        retrying(lambda: fs.pipe_file(path, bytes(data)))
+        return
+    path = local_path(url)
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    temporary = f"{path}.{uuid.uuid4().hex[:8]}.partial"
+    try:
+        with open(temporary, "wb") as f:
+            f.write(data)
+            if durable:
+                f.flush()
+                os.fsync(f.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        remove([temporary])
+        raise
+    if durable:
+        sync_folder(os.path.dirname(path))
+
+
+def create_exclusive(url: str, data: bytes) -> bool:
+    """Create the object only if there is none (durably); False when someone else was first."""
+    if not is_local(url):
+        fs, path = url_to_fs(url)
+        try:
+            retrying(lambda: fs.pipe_file(path, data, mode="create"))
+        except FileExistsError:
+            # A retried request may have met its own earlier success.
+            return read_bytes(url) == data
+        return True
+    path = local_path(url)
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    temporary = f"{path}.{uuid.uuid4().hex[:8]}.partial"
+    try:
+        with open(temporary, "wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        # A hard link fails if the name exists, and the content appears whole: create-if-absent without tearing.
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        remove([temporary])
+    sync_folder(os.path.dirname(path))
+    return True
+
+
+def exists(url: str) -> bool:
+    if is_local(url):
+        return os.path.exists(local_path(url))
+    fs, path = url_to_fs(url)
+    fs.invalidate_cache()
+    return retrying(lambda: fs.exists(path))
+
+
+def size(url: str) -> int:
+    if is_local(url):
+        return os.path.getsize(local_path(url))
+    fs, path = url_to_fs(url)
+    return retrying(lambda: fs.size(path))
+
+
+def list_names(url: str) -> list[str]:
+    """Names directly below the folder, sorted; empty if there is no such folder."""
+    try:
+        if is_local(url):
+            return sorted(os.listdir(local_path(url)))
+        fs, path = url_to_fs(url)
+        fs.invalidate_cache()
+        found = retrying(lambda: fs.ls(path, detail=False))
+        return sorted({p.rstrip("/").rsplit("/", 1)[-1] for p in found} - {""})
+    except FileNotFoundError:
+        return []
+
+
+def remove(urls: list[str]) -> None:
+    """Delete objects; those already gone are fine."""
+    for url in urls:
+        if is_local(url):
+            try:
+                os.remove(local_path(url))
+            except FileNotFoundError:
+                continue
+        else:
+            fs, path = url_to_fs(url)
+            try:
+                retrying(lambda fs=fs, path=path: fs.rm_file(path))  # type: ignore[misc]
+            except FileNotFoundError:
+                continue
+
+
+def sync_folder(path: str) -> None:
+    """Make renames inside a local folder survive a power loss."""
+    descriptor = os.open(path or ".", os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def retrying(call: Callable[[], T]) -> T:
+    """Run a remote call; transient errors are tried again with exponential backoff and jitter."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return call()
+        except _FINAL_ERRORS:
+            raise
+        except Exception as error:
+            # s3fs maps what it knows to OSError; connection errors of the HTTP client are not OSErrors.
+            transient = isinstance(error, OSError) or type(error).__module__.split(".")[0] in _CLIENT_MODULES
+            if not transient or attempt == ATTEMPTS - 1:
+                raise
+            time.sleep(_FIRST_WAIT_SECONDS * 2**attempt * (0.5 + random.random()))
+    raise AssertionError("unreachable")
+
+
+_CLIENT_MODULES = {"aiohttp", "aiobotocore", "botocore", "urllib3", "asyncio", "http"}

@@ -1,0 +1,54 @@
+"""The `lacuna` command: finds the subcommand's module, and turns user errors into one line and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+from data_pipelines.errors import UserError
+
+# command → (module, one line). A module has `configure(parser)` and `run(args) -> int | None`.
+COMMANDS = {
+    "demo": ("tools.demo", "train on handwritten digits with one label per image, on 2 ranks, and show the result"),
+    "shards": ("tools.shards", "make, index and check WebDataset shards"),
+    "annotate": ("tools.annotate", "simulate partial annotation as a new label sidecar over the same shards"),
+    "bench": ("tools.bench", "measure speed and quality; the last line is one JSON object"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_overview())
+        return 0 if argv else 2
+    if argv[0] not in COMMANDS:
+        print(f"lacuna: no command {argv[0]!r}; there are: {', '.join(COMMANDS)}. See `lacuna --help`.", file=sys.stderr)
+        return 2
+    module = importlib.import_module(COMMANDS[argv[0]][0])
+    parser = argparse.ArgumentParser(
+        prog=f"lacuna {argv[0]}", description=COMMANDS[argv[0]][1] + ".",
+        epilog=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.configure(parser)
+    args = parser.parse_args(argv[1:])
+    try:
+        return int(module.run(args) or 0)
+    except UserError as error:
+        print(f"lacuna {argv[0]}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _overview() -> str:
+    lines = ["lacuna: train multi-label image classifiers when most labels are missing", ""]
+    lines += [f"  lacuna {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += ["", "Training itself: deepspeed trainer/run.py --config configs/….yaml [section.key=value …]",
+              "Help for one command: lacuna COMMAND --help"]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
