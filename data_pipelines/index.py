@@ -3,7 +3,8 @@
 A dataset folder holds:
     index.json                  shards (name, rows, bytes), class list, split, sample kind, fingerprint
     shard-00000.tar             WebDataset tar: one `<key>.<ext>` member a sample
-    members/shard-00000.npz     keys, extension, offset and size of every row's member in the tar
+    members/shard-00000.npz     keys, extension, offset and size of every row's member in the tar, and its position
+                                in the source's own order (annotation protocols draw in that order)
     labels/<name>.json          a sidecar: what it is, class counts, a hash per shard
     labels/<name>/shard-00000.npz   its sparse positive and negative ids
 Every simulated annotation is another sidecar over the same tars.
@@ -48,16 +49,20 @@ class Members:
     extensions: list[str]  # "jpg", "png", "webp", "npy", without the dot
     offsets: np.ndarray  # int64 [rows], first byte of the member's data
     sizes: np.ndarray  # int64 [rows]
+    positions: np.ndarray  # int64 [rows], place of the sample in the reader's order, before the global shuffle
 
     def to_bytes(self) -> bytes:
         return _npz(keys=_text_array(self.keys), extensions=_text_array(self.extensions),
-                    offsets=self.offsets.astype(np.int64), sizes=self.sizes.astype(np.int64))
+                    offsets=self.offsets.astype(np.int64), sizes=self.sizes.astype(np.int64),
+                    positions=self.positions.astype(np.int64))
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Members:
-        a = _load_npz(data, where, ("keys", "extensions", "offsets", "sizes"))
-        members = cls(_texts(a["keys"], where), _texts(a["extensions"], where), a["offsets"], a["sizes"])
-        if not len(members.keys) == len(members.extensions) == len(members.offsets) == len(members.sizes):
+        a = _load_npz(data, where, ("keys", "extensions", "offsets", "sizes", "positions"))
+        members = cls(_texts(a["keys"], where), _texts(a["extensions"], where), a["offsets"], a["sizes"],
+                      a["positions"])
+        if any(np.shape(column) != (len(members.keys),) for column in (
+                members.extensions, members.offsets, members.sizes, members.positions)):
             raise UserError(f"{where}: its tables have different lengths. Rebuild it with `lacuna shards index`.")
         return members
 
