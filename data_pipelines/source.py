@@ -1,0 +1,111 @@
+"""Opened shards: a tar's bytes at hand, its labels, and which rows of it take part.
+
+A tar is fetched by one sequential read: a local one is announced to the kernel's read-ahead, a remote one is streamed
+into an unlinked scratch file. Rows are then read by offset, so memory holds undecoded bytes of single samples only.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+
+from data_pipelines import storage
+from data_pipelines.errors import UserError
+from data_pipelines.index import ShardIndex, Sidecar
+from data_pipelines.subsets import Subset
+
+_COPY_BYTES = 8 << 20
+_TAR_BLOCK = 512
+_TAR_NAME_BYTES = 100
+
+
+@dataclass(frozen=True)
+class ShardSource:
+    """A dataset as one user sees it: shards, one label sidecar, optionally a subset of the rows."""
+
+    index: ShardIndex
+    sidecar: Sidecar
+    subset: Subset | None = None
+    scratch: str | None = None
+
+    @classmethod
+    def load(cls, url: str, labels: str, subset: str | None, scratch: str | None = None) -> ShardSource:
+        index = ShardIndex.load(url)
+        chosen = Subset.load(index, subset) if subset else None
+        return cls(index, Sidecar.load(index, labels), chosen, scratch)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """int64 [shards]: rows that take part."""
+        return self.index.rows if self.subset is None else np.asarray(self.subset.rows, dtype=np.int64)
+
+    @property
+    def classes(self) -> int:
+        return len(self.index.classes)
+
+    def open(self, shard: int) -> OpenShard:
+        return OpenShard(self, shard)
+
+
+class OpenShard:
+    """One shard while its samples are in flight; closed when the last reader lets go of it."""
+
+    def __init__(self, source: ShardSource, shard: int):
+        self.shard = shard
+        self.url = source.index.shard_url(shard)
+        self.members = source.index.members(shard)
+        self.labels = source.sidecar.labels(shard)
+        self.used = (np.arange(len(self.members.keys)) if source.subset is None
+                     else np.flatnonzero(source.subset.mask(shard)))
+        expected = source.index.shards[shard].bytes
+        self.descriptor = _fetch(self.url, expected, source.scratch)
+        weakref.finalize(self, os.close, self.descriptor)
+
+    def read(self, row: int) -> bytes:
+        """The undecoded bytes of a row (its position in the tar)."""
+        offset, size = int(self.members.offsets[row]), int(self.members.sizes[row])
+        data = os.pread(self.descriptor, size + _TAR_BLOCK, offset - _TAR_BLOCK)
+        name = f"{self.members.keys[row]}.{self.members.extensions[row]}".encode()
+        # Long names live in an extra header block, where comparing is not worth another read.
+        header = data[:_TAR_NAME_BYTES].rstrip(b"\0").removeprefix(b"./")
+        if len(data) != size + _TAR_BLOCK or (len(name) < _TAR_NAME_BYTES and header != name):
+            raise UserError(
+                f"{self.url}: row {row} should be {name.decode()!r} at byte {offset}, but the tar has "
+                f"{header.decode(errors='replace')!r} there: the index does not match the tar. "
+                "Rebuild it with `lacuna shards index`."
+            )
+        return data[_TAR_BLOCK:]
+
+
+def _fetch(url: str, expected: int, scratch: str | None) -> int:
+    """A descriptor for random reads of the whole tar, whose size is checked against the index."""
+    try:
+        if storage.is_local(url):
+            descriptor = os.open(storage.local_path(url), os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+        else:
+            descriptor = storage.retrying(lambda: _download(url, expected, scratch))
+    except FileNotFoundError:
+        raise UserError(f"{url}: this shard is in the index but not in the folder. Restore it, or rebuild the index "
+                        "with `lacuna shards index`.") from None
+    found = os.fstat(descriptor).st_size
+    if found != expected:
+        os.close(descriptor)
+        raise UserError(f"{url}: {found:,} bytes, the index says {expected:,}: the tar is truncated or was replaced. "
+                        "Restore it, or rebuild the index with `lacuna shards index`.")
+    return descriptor
+
+
+def _download(url: str, expected: int, scratch: str | None) -> int:
+    with tempfile.TemporaryFile(dir=scratch, prefix="lacuna-shard-") as target:
+        with storage.open_stream(url) as stream:
+            while block := stream.read(_COPY_BYTES):
+                target.write(block)
+        target.flush()
+        if target.tell() < expected:
+            raise OSError(f"{url}: connection ended after {target.tell():,} of {expected:,} bytes")
+        return os.dup(target.fileno())

@@ -1,0 +1,244 @@
+"""The typed configuration: YAML file + `section.key=value` overrides, merged as plain dicts, validated once.
+
+A YAML file may name a base with `base: other.yaml` (relative to itself); its own keys win over the base's.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from data_pipelines.errors import UserError
+from trainer.durations import check_duration
+
+Duration = Annotated[str, AfterValidator(check_duration)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class SplitConfig(Section):
+    """One set of samples: shards, which label sidecar, which rows."""
+
+    url: str
+    """Folder or fsspec URL that holds index.json."""
+    labels: str = "labels"
+    """Name of the label sidecar."""
+    subset: str | None = None
+    """Name of a row subset (made by `lacuna annotate --scheme val_split`), or all rows."""
+
+
+class AugmentConfig(Section):
+    crop: Literal["squash", "random_resized", "center"] = "squash"
+    scale: tuple[float, float] = (0.25, 1.0)
+    """Area of a random-resized crop, as a fraction of the image."""
+    flip: bool = True
+    randaugment: int = Field(0, ge=0)
+    """Number of RandAugment operations; 0 = off."""
+    cutout: float = Field(0.0, ge=0, le=1)
+    """Side of the cut-out rectangle as a fraction of the image side; 0 = off."""
+
+
+class DataConfig(Section):
+    train: SplitConfig
+    val: SplitConfig | None = None
+    """Full labels; the best epoch is chosen here."""
+    test: SplitConfig | None = None
+    """Looked at once, with the best epoch's weights."""
+    image_size: int = Field(224, gt=0)
+    augment: AugmentConfig = AugmentConfig()
+    eval_crop: Literal["squash", "center"] = "squash"
+    normalize: Literal["imagenet", "unit", "centered"] = "imagenet"
+    """imagenet: mean/std; unit: [0, 1]; centered: [-1, 1]."""
+    streams: int = Field(8, gt=0)
+    """Canonical streams: divides every phase's batch, multiple of every world size used. Part of the run's identity."""
+    open_shards: int = Field(4, gt=0)
+    """Shards of a stream whose rows are mixed at a time."""
+    workers: int = Field(2, gt=0)
+    """Decoding threads per rank."""
+    prefetch: int = Field(4, gt=0)
+    """Batches decoded ahead."""
+    max_bad_fraction: float = Field(0.001, ge=0, le=1)
+    """Training stops when more than this part of a rank's samples cannot be decoded."""
+    scratch: str | None = None
+    """Folder for remote shards while they are open (default: the system's temporary folder)."""
+
+
+class ModelConfig(Section):
+    backbone: str = "torchvision:resnet50"
+    """`torchvision:NAME`, `timm:NAME`, or `features` for feature shards."""
+    weights: str = "none"
+    """`none`, `default`, a torchvision weight name such as `IMAGENET1K_V1`, or a .safetensors/.pt file."""
+    bottleneck: int = Field(0, ge=0)
+    """Width of a linear layer before the classifier; 0 = none (OpenImages: 512)."""
+    batchnorm: Literal["frozen", "sync", "local"] = "frozen"
+    """frozen: running statistics stay; sync: over all ranks (GPU only); local: per rank (resume is not bit-exact)."""
+
+
+class PhaseConfig(Section):
+    """One optimisation stage; it starts from the best epoch of the phase before it."""
+
+    name: str
+    epochs: int = Field(gt=0)
+    batch: int = Field(gt=0)
+    """The *global* batch."""
+    trainable: Literal["head", "all"] = "all"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    lr: float = Field(gt=0)
+    head_lr_multiplier: float = Field(1.0, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    schedule: Literal["constant", "cosine", "one_cycle"] = "constant"
+    warmup: Duration = "0st"
+    """Linear rise from 0 (constant and cosine); one_cycle: length of the rise, usually 20%."""
+
+
+class TrainConfig(Section):
+    precision: Literal["fp32", "bf16"] = "fp32"
+    micro_batch: int = Field(0, ge=0)
+    """Most samples per rank in one forward; 0 = the rank's whole share. The global batch never changes."""
+    clip_norm: float = Field(0.0, ge=0)
+    ema_decay: float = Field(0.0, ge=0, lt=1)
+    """Weight EMA; 0 = off. When on, evaluation uses the averaged weights."""
+    compile: bool = False
+    channels_last: bool = False
+    deepspeed: str = "zero0"
+    """A JSON file, or a name in configs/deepspeed/."""
+    eval_every: int = Field(1, gt=0)
+    """Epochs."""
+    log_every: int = Field(10, gt=0)
+    """Steps."""
+    checkpoint_every: Duration = "1ep"
+    keep: int = Field(2, gt=0)
+    """Last checkpoints to keep, besides the best."""
+    timeout_seconds: float = Field(600, gt=0)
+    """A rank that makes no progress for so long is named and the launch ends."""
+
+
+class Config(Section):
+    name: str
+    run_folder: str = "runs"
+    """The run lives in run_folder/name."""
+    seed: int = 0
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "an"})
+    """`name` picks the method, the other keys are its settings (`lacuna methods` lists them)."""
+    phases: list[PhaseConfig] = Field(min_length=1)
+    train: TrainConfig = TrainConfig()
+
+    @property
+    def folder(self) -> str:
+        return os.path.join(self.run_folder, self.name)
+
+    def fingerprint(self) -> str:
+        """Names what a checkpoint depends on: everything but how fast and where it runs."""
+        body = self.model_dump()
+        for key in ("workers", "prefetch", "scratch"):
+            body["data"].pop(key)
+        for key in ("log_every", "checkpoint_every", "keep", "timeout_seconds", "micro_batch", "deepspeed", "compile",
+                    "channels_last"):
+            body["train"].pop(key)
+        for key in ("run_folder", "name"):
+            body.pop(key)
+        return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load_config(path: str, overrides: list[str]) -> Config:
+    """Read, merge and validate; every mistake is a UserError that names the key."""
+    body = _read_yaml(path)
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals:
+            raise UserError(f"override {override!r}: write section.key=value, e.g. train.precision=bf16.")
+        _set(body, key.strip().split("."), yaml.safe_load(text), override)
+    return parse_config(body, path)
+
+
+def parse_config(body: dict, where: str) -> Config:
+    return validated(Config, body, where)
+
+
+def validated(model: type, body: dict, where: str) -> Any:
+    """An instance of a pydantic model; unknown keys get the closest legal one suggested."""
+    try:
+        return model.model_validate(body)  # type: ignore[attr-defined]
+    except ValidationError as error:
+        raise UserError(f"{where}: " + "; ".join(_explain(model, e) for e in error.errors())) from None
+    except RecursionError:
+        raise UserError(f"{where}: nested too deeply.") from None
+
+
+def _explain(model: type, error: Any) -> str:
+    path = [str(part) for part in error["loc"]]
+    key = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        legal = _legal_keys(model, path[:-1])
+        close = difflib.get_close_matches(path[-1], legal, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"legal keys: {', '.join(sorted(legal))}."
+        return f"unknown key {key!r}; {hint}"
+    if error["type"] == "missing":
+        return f"key {key!r} is required."
+    return f"{key} = {error['input']!r}: {error['msg']}."
+
+
+def _legal_keys(model: Any, path: list[str]) -> list[str]:
+    for part in path:
+        if part.isdigit():
+            continue
+        annotation = model.model_fields[part].annotation
+        options = [annotation, *getattr(annotation, "__args__", ())]
+        model = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), model)
+    return list(model.model_fields)
+
+
+def _read_yaml(path: str, seen: tuple[str, ...] = ()) -> dict:
+    try:
+        with open(path, encoding="utf-8") as f:
+            body = yaml.safe_load(f)
+    except FileNotFoundError:
+        raise UserError(f"--config {path}: no such file.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid YAML ({error}).") from None
+    if not isinstance(body, dict):
+        raise UserError(f"{path}: expected keys and values, found {type(body).__name__}.")
+    base = body.pop("base", None)
+    if base is None:
+        return body
+    base_path = os.path.join(os.path.dirname(path), str(base))
+    if base_path in seen:
+        raise UserError(f"{path}: base {base!r} leads back to itself.")
+    return merge(_read_yaml(base_path, (*seen, base_path)), body)
+
+
+def merge(base: dict, top: dict) -> dict:
+    """Keys of `top` win; nested sections are merged, everything else is replaced. Another method starts afresh."""
+    out = dict(base)
+    for key, value in top.items():
+        both = isinstance(value, dict) and isinstance(out.get(key), dict)
+        other_method = key == "method" and both and value.get("name", out[key].get("name")) != out[key].get("name")
+        out[key] = merge(out[key], value) if both and not other_method else value
+    return out
+
+
+def _set(body: dict, path: list[str], value: Any, override: str) -> None:
+    node: Any = body
+    for i, part in enumerate(path):
+        last = i == len(path) - 1
+        if isinstance(node, list):
+            if not part.isdigit() or int(part) >= len(node):
+                raise UserError(f"override {override!r}: {'.'.join(path[:i])} is a list of {len(node)}; use 0..{len(node) - 1}.")
+            part = int(part)  # type: ignore[assignment]
+        elif not isinstance(node, dict):
+            raise UserError(f"override {override!r}: {'.'.join(path[:i])} is a single value, it has no keys.")
+        if last:
+            node[part] = value
+        else:
+            node = node.setdefault(part, {}) if isinstance(node, dict) else node[part]
