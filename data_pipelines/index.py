@@ -130,7 +130,8 @@ class ShardIndex:
             raise UserError(f"{where}: no such file. Build it with `lacuna shards make` or, for tars made elsewhere, "
                             f"`lacuna shards index {url}`.") from None
         except ValueError as error:
-            raise UserError(f"{where}: not valid JSON ({error}). Rebuild it with `lacuna shards index {url}`.") from None
+            raise UserError(f"{where}: not valid JSON ({error}). "
+                            f"Rebuild it with `lacuna shards index {url}`.") from None
         try:
             if body["version"] != INDEX_VERSION:
                 raise UserError(f"{where}: version {body['version']!r}, this program reads version {INDEX_VERSION}.")
@@ -155,8 +156,8 @@ class ShardIndex:
         if self.kind not in ("image", "feature"):
             raise UserError(f"{where}: kind is {self.kind!r}, legal: 'image', 'feature'.")
         if fingerprint != self.fingerprint:
-            raise UserError(f"{where}: fingerprint {fingerprint!r} does not fit its content ({self.fingerprint!r}): it was "
-                            f"edited by hand. Rebuild it with `lacuna shards index {self.url}`.")
+            raise UserError(f"{where}: fingerprint {fingerprint!r} does not fit its content ({self.fingerprint!r}): "
+                            f"it was edited by hand. Rebuild it with `lacuna shards index {self.url}`.")
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,13 @@ class SparseLabels:
     def negatives(self, row: int) -> np.ndarray:
         return self.neg_ids[self.neg_ptr[row] : self.neg_ptr[row + 1]]
 
+    def take(self, rows: np.ndarray) -> SparseLabels:
+        """The labels of the given rows, in the given order."""
+        rows = np.asarray(rows, dtype=np.int64)
+        pos_ptr, pos_ids = _gather(self.pos_ptr, self.pos_ids, rows)
+        neg_ptr, neg_ids = _gather(self.neg_ptr, self.neg_ids, rows)
+        return SparseLabels(pos_ptr, pos_ids, neg_ptr, neg_ids, self.unlisted)
+
     def dense(self, classes: int, rows: np.ndarray | None = None) -> np.ndarray:
         """int8 [B, L] for the given rows (all rows by default)."""
         rows = np.arange(len(self)) if rows is None else np.asarray(rows, dtype=np.int64)
@@ -85,7 +92,8 @@ class SparseLabels:
                                _entry_codes(self.neg_ptr, self.neg_ids, classes))
         if len(clash):
             row, cls = divmod(int(clash[0]), classes)
-            raise UserError(f"{where}: row {row} has class id {cls} as positive and as negative. Remove one of the two.")
+            raise UserError(f"{where}: row {row} has class id {cls} as positive and as negative. "
+                            "Remove one of the two.")
 
 
 def _pack(lists) -> tuple[np.ndarray, np.ndarray]:
@@ -101,14 +109,17 @@ def _pack_mask(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return ptr, np.nonzero(mask)[1].astype(np.int32)
 
 
-def _paint(out: np.ndarray, ptr: np.ndarray, ids: np.ndarray, rows: np.ndarray, value: int) -> None:
+def _gather(ptr: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     lengths = ptr[rows + 1] - ptr[rows]
-    total = int(lengths.sum())
-    if not total:
-        return
-    target = np.repeat(np.arange(len(rows)), lengths)
-    within = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    out[target, ids[ptr[rows][target] + within]] = value
+    taken = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=taken[1:])
+    within = np.arange(taken[-1]) - np.repeat(taken[:-1], lengths)
+    return taken, ids[np.repeat(ptr[rows], lengths) + within]
+
+
+def _paint(out: np.ndarray, ptr: np.ndarray, ids: np.ndarray, rows: np.ndarray, value: int) -> None:
+    taken, found = _gather(ptr, ids, rows)
+    out[np.repeat(np.arange(len(rows)), np.diff(taken)), found] = value
 
 
 def _entry_codes(ptr: np.ndarray, ids: np.ndarray, classes: int) -> np.ndarray:
