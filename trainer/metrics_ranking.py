@@ -109,19 +109,17 @@ def _join(ranks: list[_Ranks]) -> _Ranks:
 def _rank_column(keys: np.ndarray, target: np.ndarray, ordinals: np.ndarray, ungrouped: bool) -> _Ranks:
     known = target != UNKNOWN
     annotated = int(np.count_nonzero(known))
+    if annotated < len(keys):
+        keys, target, ordinals = keys[known], target[known], ordinals[known]
     at = np.flatnonzero(target == POSITIVE)
     if not len(at):
         return _Ranks(np.zeros(0, np.uint32), *(np.zeros(0, np.int64),) * 3, annotated)
-    order = np.lexsort((ordinals[at], keys[at]))[::-1]
-    at = at[order]
-    mine = keys[at]
-    if annotated < len(keys):
-        keys, ordinals = keys[known], ordinals[known]
+    mine = np.sort(keys[at])[::-1]
     high = (keys >> np.uint32(16)).astype(np.intp)
     counts = np.bincount(high, minlength=_BINS)
-    bins, bin_of = np.unique(mine >> np.uint32(16), return_inverse=True)
+    bins, bin_of = np.unique((mine >> np.uint32(16)).astype(np.intp), return_inverse=True)
     # reduceat sums the histogram from one such bin to the next: a short reversed cumsum gives "this bin or higher".
-    at_or_above = np.cumsum(np.add.reduceat(counts, bins.astype(np.intp))[::-1])[::-1]
+    at_or_above = np.cumsum(np.add.reduceat(counts, bins)[::-1])[::-1]
     inside = counts[bins]
     chosen = np.zeros(_BINS, bool)
     chosen[bins] = True
@@ -131,36 +129,23 @@ def _rank_column(keys: np.ndarray, target: np.ndarray, ordinals: np.ndarray, ung
     top = (at_or_above - inside + np.cumsum(inside))[bin_of]
     rank = top - np.searchsorted(candidates, mine, side="left")
     greater = top - np.searchsorted(candidates, mine, side="right")
-    ascending = mine[::-1]
-    tp = len(mine) - np.searchsorted(ascending, mine, side="left")
-    strict = rank
-    if ungrouped and np.any(rank - greater > 1):
-        tied = np.unique(mine[rank - greater > 1])
+    tp = len(mine) - np.searchsorted(mine[::-1], mine, side="left")
+    strict = greater + 1
+    shared = rank > strict
+    if ungrouped and shared.any():
         members = np.flatnonzero(near)
-        members = members[np.isin(keys[members], tied)]
-        strict = _strict_ranks(mine, _ordinals_of(at, known, annotated, ordinals), greater, keys[members],
-                               ordinals[members])
+        members = members[np.isin(keys[members], mine[shared])]
+        strict[shared] += _places_in_ties(keys[members], ordinals[members], target[members] == POSITIVE)
     return _Ranks(mine, tp, rank, strict, annotated)
 
 
-def _ordinals_of(at: np.ndarray, known: np.ndarray, annotated: int, ordinals: np.ndarray) -> np.ndarray:
-    """Ordinals of rows `at` after unknown rows have been taken out of `ordinals`."""
-    return ordinals[at] if annotated == len(known) else ordinals[np.cumsum(known)[at] - 1]
-
-
-def _strict_ranks(mine: np.ndarray, my_ordinals: np.ndarray, greater: np.ndarray, tied_keys: np.ndarray,
-                  tied_ordinals: np.ndarray) -> np.ndarray:
-    """Ranks with ties broken by row order (the later row first); untied positives follow those that are greater."""
-    order = np.lexsort((tied_ordinals, tied_keys))[::-1]
-    place = {(int(tied_keys[i]), int(tied_ordinals[i])): n for n, i in enumerate(order)}
-    first: dict[int, int] = {}
-    for n, i in enumerate(order):
-        first.setdefault(int(tied_keys[i]), n)
-    strict = greater + 1
-    for n, (key, ordinal) in enumerate(zip(mine.tolist(), my_ordinals.tolist(), strict=True)):
-        if (key, ordinal) in place:
-            strict[n] = greater[n] + 1 + place[key, ordinal] - first[key]
-    return strict
+def _places_in_ties(keys: np.ndarray, ordinals: np.ndarray, hit: np.ndarray) -> np.ndarray:
+    """For the positives of all tie groups, highest score first: how many of the group come before (later rows do)."""
+    order = np.lexsort((ordinals, keys))[::-1]
+    descending = keys[order]
+    at = np.flatnonzero(hit[order])
+    group_start = len(keys) - np.searchsorted(descending[::-1], descending[at], side="right")
+    return at - group_start
 
 
 def _reduce(ranked: _Ranks, positives: np.ndarray, annotated: np.ndarray, ungrouped: bool) -> ClassStats:
@@ -174,7 +159,8 @@ def _reduce(ranked: _Ranks, positives: np.ndarray, annotated: np.ndarray, ungrou
     strict = np.full(count, np.nan)
     if ungrouped:
         place = np.arange(1, len(owner) + 1) - (np.cumsum(positives) - positives)[owner]
-        strict = np.bincount(owner, weights=place / ranked.strict_rank, minlength=count) / (divisor + _UNGROUPED_EPSILON)
+        precision = place / ranked.strict_rank
+        strict = np.bincount(owner, weights=precision, minlength=count) / (divisor + _UNGROUPED_EPSILON)
     best, thresholds = np.full(count, np.nan), np.full(count, np.inf)
     if len(owner):
         f1 = 2.0 * ranked.tp / (ranked.rank + positives[owner])
