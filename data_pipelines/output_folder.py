@@ -1,0 +1,118 @@
+"""A dataset folder that appears whole or not at all.
+
+Locally everything is written to `<out>.partial` and renamed at the end; a killed `make` leaves only that, and the next
+one starts it afresh. Object storage cannot rename: there index.json is written last, and a folder without it is no
+dataset.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import uuid
+from typing import BinaryIO
+
+from fsspec.core import url_to_fs
+
+from data_pipelines import storage
+from data_pipelines.errors import UserError
+from data_pipelines.index import INDEX_NAME
+
+_LOCK_NAME = ".lock"
+_OUR_TAR = re.compile(r"shard-\d{5,}\.tar")
+
+
+class OutputFolder:
+    """`url` is where to write; `publish` makes it `out`. Use as a context manager."""
+
+    def __init__(self, out: str, overwrite: bool):
+        self.out, self.overwrite = out.rstrip("/"), overwrite
+        self.local = storage.is_local(out)
+        self.url = storage.local_path(self.out) + ".partial" if self.local else self.out
+        self._lock: BinaryIO | None = None
+
+    def __enter__(self) -> OutputFolder:
+        self._refuse_existing()
+        if self.local:
+            os.makedirs(self.url, exist_ok=True)
+            self._take_lock()
+            for name in os.listdir(self.url):
+                _remove_tree(os.path.join(self.url, name), keep=_LOCK_NAME)
+        else:
+            # Index first: from here on until `publish` nobody takes the folder for a dataset.
+            storage.remove([storage.join(self.out, INDEX_NAME)])
+            for folder in ("members", "labels"):
+                _remove_remote_tree(storage.join(self.out, folder))
+        return self
+
+    def __exit__(self, kind, value, trace) -> None:
+        if self._lock is not None:
+            self._lock.close()
+        if kind is not None and self.local:
+            shutil.rmtree(self.url, ignore_errors=True)
+
+    def publish(self, tars: set[str]) -> None:
+        """Local: make everything durable and rename. Remote: drop shards that an earlier make left behind."""
+        if not self.local:
+            names = [n for n in storage.list_names(self.out) if _OUR_TAR.fullmatch(n) and n not in tars]
+            storage.remove([storage.join(self.out, n) for n in names])
+            return
+        final = storage.local_path(self.out)
+        os.remove(os.path.join(self.url, _LOCK_NAME))
+        _sync_tree(self.url)
+        old = None
+        if os.path.exists(final):
+            old = f"{final}.old-{uuid.uuid4().hex[:8]}"
+            os.rename(final, old)
+        os.rename(self.url, final)
+        storage.sync_folder(os.path.dirname(os.path.abspath(final)))
+        if old is not None:
+            shutil.rmtree(old)
+
+    def _refuse_existing(self) -> None:
+        if storage.exists(storage.join(self.out, INDEX_NAME)):
+            if not self.overwrite:
+                raise UserError(f"--out {self.out}: there is a finished dataset already. Choose another folder, or "
+                                "replace it with --overwrite.")
+        elif self.local and (names := storage.list_names(self.out)):
+            raise UserError(f"--out {self.out}: the folder is not empty (it has {names[0]!r}) and is no dataset of "
+                            "ours. Choose another folder, or empty it.")
+        elif self.local and os.path.isfile(storage.local_path(self.out)):
+            raise UserError(f"--out {self.out}: is a file. Choose a folder.")
+
+    def _take_lock(self) -> None:
+        # The kernel drops the lock when its holder dies, so a killed make never blocks the next one.
+        lock = open(os.path.join(self.url, _LOCK_NAME), "wb")  # noqa: SIM115 - held until __exit__
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise UserError(f"--out {self.out}: another `lacuna shards make` is writing it now. Wait for it, or choose "
+                            "another folder.") from None
+        self._lock = lock
+
+
+def _remove_tree(path: str, keep: str) -> None:
+    if os.path.basename(path) == keep:
+        return
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.remove(path)
+
+
+def _remove_remote_tree(url: str) -> None:
+    fs, path = url_to_fs(url)
+    if storage.exists(url):
+        storage.retrying(lambda: fs.rm(path, recursive=True))
+
+
+def _sync_tree(root: str) -> None:
+    for folder, _, names in os.walk(root):
+        for name in names:
+            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+        storage.sync_folder(folder)

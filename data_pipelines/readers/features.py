@@ -1,0 +1,97 @@
+"""Pre-extracted features for the "linear on fixed features" protocol: a .npy [N, D] and the labels of its rows.
+
+Labels: a .npy matrix [N, L], or a table as the `tsv` reader reads it with one line a row (its first column is the key).
+In a matrix 1 is positive, and with `--zeros negative` (default) 0 is negative and -1 unknown; with `--zeros unknown`
+(the observed matrices of Cole et al.) 0 is unknown and -1 negative.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from data_pipelines.errors import UserError
+from data_pipelines.index import UNLISTED_WORDS
+from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
+from data_pipelines.readers.base import ClassNames, Dataset, Sample, load_array, read_class_list
+from data_pipelines.readers.tsv import table_rows
+
+
+def configure(group) -> None:
+    group.add_argument("--features", required=True, metavar="FILE", help=".npy array [N, D] of floats")
+    group.add_argument("--labels", required=True, metavar="FILE", help=".npy matrix [N, L], or a table")
+    group.add_argument("--classes", metavar="FILE", help="class list; a matrix without one gets numbers as names")
+    group.add_argument("--zeros", choices=sorted(UNLISTED_WORDS), default="negative",
+                       help="what 0 means in a label matrix (default: negative)")
+    group.add_argument("--unlisted", choices=sorted(UNLISTED_WORDS), default="unknown",
+                       help="what a class in neither list of a table is (default: unknown)")
+    group.add_argument("--split", default="train", help="name to record (default: train)")
+
+
+def read(features: str, labels: str, classes: str | None = None, zeros: str = "negative", unlisted: str = "unknown",
+         split: str = "train") -> Dataset:
+    array = load_array(features)
+    if array.ndim != 2 or array.dtype.kind != "f":
+        raise UserError(f"{features}: {array.dtype} array of shape {array.shape}, expected floats [N, D].")
+    names, class_ids = read_class_list(classes) if classes else ([], [])
+    keys: Sequence[str]
+    if labels.endswith(".npy"):
+        sparse, width = matrix_labels(labels, zeros)
+        names = names or [str(c) for c in range(width)]
+        if len(names) != width:
+            raise UserError(f"{classes}: {len(names)} classes, but {labels} has {width} columns.")
+        keys = [f"{row:08d}" for row in range(len(sparse))]
+    else:
+        if not names:
+            raise UserError(f"--labels {labels} is a table: give its class list with --classes.")
+        rows = list(table_rows(labels, split, ClassNames(names, class_ids)))
+        sparse = SparseLabels.from_lists([r[1] for r in rows], [r[2] for r in rows], UNLISTED_WORDS[unlisted])
+        keys = [r[0].replace(".", "_") for r in rows]
+    if len(keys) != len(array):
+        raise UserError(f"{labels}: labels of {len(keys):,} rows, but {features} has {len(array):,}. "
+                        "Give matching files.")
+    samples = [Sample(key, FeatureRow(features, row), "npy") for row, key in enumerate(keys)]
+    source = {"reader": "features", "features": features, "labels": labels}
+    return Dataset(names, samples, sparse, split, class_ids, kind="feature", source=source)
+
+
+def matrix_labels(path: str, zeros: str) -> tuple[SparseLabels, int]:
+    """(labels, number of classes) from a matrix of 1, 0 and -1."""
+    matrix = np.asarray(load_array(path))
+    if matrix.ndim != 2:
+        raise UserError(f"{path}: shape {matrix.shape}, expected [N, L].")
+    odd = np.argwhere((matrix != 1) & (matrix != 0) & (matrix != -1))
+    if len(odd):
+        row, column = odd[0]
+        raise UserError(f"{path}: row {row}, column {column} is {matrix[row, column]}; legal: 1, 0, -1.")
+    minus = NEGATIVE if zeros == "unknown" else UNKNOWN
+    ternary = np.full(matrix.shape, UNLISTED_WORDS[zeros], dtype=np.int8)
+    ternary[matrix == 1] = POSITIVE
+    ternary[matrix == -1] = minus
+    unlisted = UNKNOWN if (ternary == UNKNOWN).any() or zeros == "unknown" else NEGATIVE
+    return SparseLabels.from_dense(ternary, unlisted), matrix.shape[1]
+
+
+@dataclass(frozen=True)
+class FeatureRow:
+    """One row of the feature array as the bytes of a .npy file."""
+
+    path: str
+    row: int
+
+    def read(self) -> bytes:
+        buffer = io.BytesIO()
+        np.save(buffer, np.ascontiguousarray(_opened(self.path)[self.row]), allow_pickle=False)
+        return buffer.getvalue()
+
+    def __str__(self) -> str:
+        return f"{self.path} row {self.row}"
+
+
+@lru_cache(maxsize=4)
+def _opened(path: str) -> np.ndarray:
+    return load_array(path)
