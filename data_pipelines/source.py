@@ -16,6 +16,7 @@ import numpy as np
 from data_pipelines import storage
 from data_pipelines.errors import UserError
 from data_pipelines.index import ShardIndex, Sidecar
+from data_pipelines.labels import NEGATIVE, POSITIVE
 from data_pipelines.subsets import Subset
 
 _COPY_BYTES = 8 << 20
@@ -49,6 +50,15 @@ class ShardSource:
 
     def open(self, shard: int) -> OpenShard:
         return OpenShard(self, shard)
+
+    def subset_counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """(positives, negatives) per class over the rows that take part, by one pass over the label files."""
+        totals = np.zeros((2, self.classes), dtype=np.int64)
+        for shard in np.flatnonzero(self.rows):
+            labels = self.sidecar.labels(int(shard))
+            dense = labels.dense(self.classes, None if self.subset is None else np.flatnonzero(self.subset.mask(shard)))
+            totals += np.stack([(dense == POSITIVE).sum(0), (dense == NEGATIVE).sum(0)])
+        return totals[0], totals[1]
 
 
 class OpenShard:

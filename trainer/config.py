@@ -234,7 +234,8 @@ def _set(body: dict, path: list[str], value: Any, override: str) -> None:
         last = i == len(path) - 1
         if isinstance(node, list):
             if not part.isdigit() or int(part) >= len(node):
-                raise UserError(f"override {override!r}: {'.'.join(path[:i])} is a list of {len(node)}; use 0..{len(node) - 1}.")
+                raise UserError(f"override {override!r}: {'.'.join(path[:i])} is a list; "
+                                f"use an index 0..{len(node) - 1}.")
             part = int(part)  # type: ignore[assignment]
         elif not isinstance(node, dict):
             raise UserError(f"override {override!r}: {'.'.join(path[:i])} is a single value, it has no keys.")

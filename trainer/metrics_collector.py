@@ -42,22 +42,25 @@ class ScoreCollector:
         scores, targets = checked_batch(scores, targets)
         if scores.shape[1] != self.classes:
             raise ValueError(f"scores have {scores.shape[1]} classes, this collector was made for {self.classes}.")
-        chosen = np.arange(len(scores)) if keep is None else np.flatnonzero(np.asarray(keep))
-        if not len(chosen):
+        chosen = slice(None) if keep is None else np.flatnonzero(np.asarray(keep))
+        scores, targets = scores[chosen], targets[chosen]
+        if not len(scores):
             return
         if (ordinals is None) != (not self._ordinals) and self.rows:
             raise ValueError("ordinals must be given with every batch or with none.")
         if ordinals is not None:
-            self._ordinals.append(np.asarray(ordinals, dtype=np.int64)[chosen])
-        scores, targets = scores[chosen], targets[chosen]
-        self._row_positives.append((targets == POSITIVE).sum(axis=1))
+            self._ordinals.append(np.array(ordinals, dtype=np.int64)[chosen])
         if self.sparse is None:
             annotated = int(np.count_nonzero(targets != UNKNOWN))
             self.sparse = annotated * ENTRY.itemsize < targets.size * _DENSE_BYTES
         if self.sparse:
-            self._entries.append(_entries_of(scores, targets, self.rows))
+            entries = _entries_of(scores, targets, self.rows)
+            self._entries.append(entries)
+            positives = np.bincount(entries["row"][entries["positive"]] - self.rows, minlength=len(scores))
         else:
-            self._dense.append((scores, targets))
+            self._dense.append((scores.copy(), targets.copy()))  # the caller may reuse its buffers
+            positives = np.count_nonzero(targets == POSITIVE, axis=1)
+        self._row_positives.append(positives)
         self.rows += len(scores)
 
     def row_positives(self) -> np.ndarray:

@@ -46,9 +46,16 @@ class ClassStats:
 
 def ordered_keys(scores: np.ndarray) -> np.ndarray:
     """uint32 keys in the order of the scores (float32 or float16); equal scores, and 0.0 and -0.0, get equal keys."""
-    bits = np.add(scores, np.float32(0), dtype=np.float32).view(np.int32)  # adding 0 turns -0.0 into 0.0
-    # Negative numbers: flip all bits; others: set the sign bit.
-    return (bits ^ ((bits >> 31) | _FLIP)).view(np.uint32)
+    return to_ordered_keys(np.array(scores, dtype=np.float32, order="C", ndmin=2)).reshape(scores.shape)
+
+
+def to_ordered_keys(scores: np.ndarray) -> np.ndarray:
+    """The keys of a float32 matrix, written over it."""
+    bits = scores.view(np.int32)
+    for row, bit in zip(scores, bits, strict=True):  # row by row, so that a row stays in the cache
+        row += np.float32(0)  # -0.0 becomes 0.0
+        bit ^= (bit >> 31) | _FLIP  # negative numbers: flip all bits; others: set the sign bit
+    return bits.view(np.uint32)
 
 
 def scores_of(keys: np.ndarray) -> np.ndarray:
@@ -124,7 +131,7 @@ def _rank_column(keys: np.ndarray, target: np.ndarray, ordinals: np.ndarray, ung
     chosen = np.zeros(_BINS, bool)
     chosen[bins] = True
     near = chosen[high]
-    candidates = np.sort(keys[near])
+    candidates = np.sort(np.compress(near, keys))
     # Candidates are exactly the members of those bins, so a bin ends at the running sum of its sizes.
     top = (at_or_above - inside + np.cumsum(inside))[bin_of]
     rank = top - np.searchsorted(candidates, mine, side="left")
@@ -134,7 +141,9 @@ def _rank_column(keys: np.ndarray, target: np.ndarray, ordinals: np.ndarray, ung
     shared = rank > strict
     if ungrouped and shared.any():
         members = np.flatnonzero(near)
-        members = members[np.isin(keys[members], mine[shared])]
+        tied = np.unique(mine[shared])
+        at = np.minimum(np.searchsorted(tied, keys[members]), len(tied) - 1)
+        members = members[tied[at] == keys[members]]
         strict[shared] += _places_in_ties(keys[members], ordinals[members], target[members] == POSITIVE)
     return _Ranks(mine, tp, rank, strict, annotated)
 

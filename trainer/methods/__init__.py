@@ -1,0 +1,40 @@
+"""Every method by its config name; a method is added by adding one file and its line here."""
+
+from __future__ import annotations
+
+import difflib
+
+from data_pipelines.errors import UserError
+from trainer.config import validated
+from trainer.methods import cole
+from trainer.methods.base import Method, Task
+
+METHODS: dict[str, type[Method]] = {
+    "bce": cole.Bce,
+    "bce_ls": cole.BceSmoothed,
+    "iu": cole.IgnoreUnknown,
+    "iun": cole.IgnoreUnknown,
+    "an": cole.AssumeNegative,
+    "an_ls": cole.AssumeNegativeSmoothed,
+    "wan": cole.WeakAssumeNegative,
+    "epr": cole.ExpectedPositives,
+    "pr": cole.PairwiseRanking,
+}
+
+
+def build_method(body: dict, task: Task) -> Method:
+    """From the config's `method` section."""
+    name = body.get("name")
+    if name not in METHODS:
+        close = difflib.get_close_matches(str(name), METHODS, 1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise UserError(f"method.name = {name!r}: {hint}legal: {', '.join(METHODS)}.")
+    kind = METHODS[name]
+    method = kind(validated(kind.settings_type, body, f"method {name!r}"), task)
+    if kind.needs_full_labels and not task.fully_annotated:
+        raise UserError(f"method.name = {name!r} needs full labels, but the sidecar of data.train has unknown entries. "
+                        "Use a fully annotated sidecar (data.train.labels=…), or a method for partial labels: 'an'.")
+    if name in ("iu", "iun") and not task.negatives.any():
+        raise UserError(f"method.name = {name!r} needs verified negatives, but the sidecar of data.train has none. "
+                        "Make one with `lacuna annotate … --scheme single_positive --negatives 1` (iu) or -1 (iun).")
+    return method

@@ -1,0 +1,73 @@
+"""From a config to everything a run needs: sources, model, method, log, checkpoints; checks that span sections."""
+
+from __future__ import annotations
+
+import torch
+
+from data_pipelines.errors import UserError
+from data_pipelines.hashing import mix
+from data_pipelines.labels import NEGATIVE
+from data_pipelines.source import ShardSource
+from trainer.checkpoint import Checkpoints
+from trainer.config import Config, SplitConfig
+from trainer.evaluate import feature_width
+from trainer.loop import Run, Stop
+from trainer.methods import build_method
+from trainer.methods.base import Task
+from trainer.models import Classifier, build_model
+from trainer.run_log import RunLog
+from trainer.world import Watchdog, World
+
+
+def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
+    stop = Stop()
+    sources = load_sources(config)
+    train = sources["train"]
+    method = build_method(config.method, task_of(train))
+    model = place_model(config, train, world)
+    watchdog.beat("model built")
+    run_log = RunLog(config, world.main)
+    fingerprints = {"config": config.fingerprint(), "shard index": train.index.fingerprint,
+                    "label sidecar": train.sidecar.fingerprint}
+    checkpoints = Checkpoints(config.folder, world, config.train.keep, fingerprints)
+    return Run(config, world, sources, model, method, run_log, checkpoints, watchdog, stop)
+
+
+def load_sources(config: Config) -> dict[str, ShardSource]:
+    splits: dict[str, SplitConfig | None] = {"train": config.data.train, "val": config.data.val,
+                                             "test": config.data.test}
+    sources = {name: ShardSource.load(split.url, split.labels, split.subset, config.data.scratch)
+               for name, split in splits.items() if split is not None}
+    train = sources["train"]
+    if not train.rows.sum():
+        raise UserError(f"data.train = {config.data.train.url}: no samples.")
+    for name, source in sources.items():
+        if source.index.classes != train.index.classes:
+            raise UserError(f"data.{name}.url = {source.index.url} has {source.classes} classes, data.train has "
+                            f"{train.classes}, or in another order: both need the same class list.")
+        if source.index.kind != train.index.kind:
+            raise UserError(f"data.{name} holds {source.index.kind}s, data.train holds {train.index.kind}s.")
+    return sources
+
+
+def task_of(train: ShardSource) -> Task:
+    """Counts are exact for a subset too: its shards' labels are counted once."""
+    positives, negatives = train.sidecar.positives, train.sidecar.negatives
+    if train.subset is not None:
+        positives, negatives = train.subset_counts()
+    return Task(train.classes, int(train.rows.sum()), positives, negatives, train.sidecar.unlisted == NEGATIVE)
+
+
+def place_model(config: Config, train: ShardSource, world: World) -> Classifier:
+    torch.manual_seed(mix(config.seed, 0))  # every rank draws the same head
+    model = build_model(config.model, config.data, train.classes, feature_width(train))
+    if config.model.batchnorm == "sync":
+        if world.device.type != "cuda":
+            raise UserError("model.batchnorm = 'sync' works on GPUs only. Use 'frozen' (or 'local') here.")
+        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    if config.train.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    model = model.to(world.device)
+    if config.train.compile:
+        model.compile()
+    return model

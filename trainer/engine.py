@@ -1,0 +1,108 @@
+"""From a phase's config to a DeepSpeed engine: optimizer groups, batch split, ZeRO settings."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from dataclasses import dataclass
+
+import torch
+
+from data_pipelines.errors import UserError
+from trainer.config import Config, PhaseConfig
+from trainer.models import Classifier, head_and_backbone
+from trainer.world import World
+
+_CONFIG_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "configs", "deepspeed")
+_OURS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
+         "optimizer", "scheduler", "bf16")
+
+
+@dataclass(frozen=True)
+class BatchSplit:
+    """A rank's share of the global batch, cut into micro-batches."""
+
+    share: int
+    micro: int
+    pieces: int
+
+    @classmethod
+    def of(cls, batch: int, micro_batch: int, world: int) -> BatchSplit:
+        share = batch // world
+        pieces = math.ceil(share / micro_batch) if micro_batch else 1
+        return cls(share, math.ceil(share / pieces), pieces)
+
+
+def build_engine(model: Classifier, config: Config, phase: PhaseConfig, world: World, universal: bool = False):
+    """(DeepSpeed engine, base learning rate of every optimizer group)."""
+    import deepspeed
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    model.set_trainable(phase.trainable)
+    groups = _groups(model, phase)
+    optimizer = _optimizer(groups, phase)
+    body = deepspeed_config(config, phase, world.size)
+    if universal:
+        body["checkpoint"] = {**body.get("checkpoint", {}), "load_universal": True}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=body, dist_init_required=False)
+    return engine, [group["lr"] for group in groups]
+
+
+def deepspeed_config(config: Config, phase: PhaseConfig, world: int) -> dict:
+    path = config.train.deepspeed
+    if not path.endswith(".json"):
+        path = os.path.join(_CONFIG_FOLDER, path + ".json")
+    try:
+        with open(path, encoding="utf-8") as f:
+            body = json.load(f)
+    except FileNotFoundError:
+        names = sorted(n.removesuffix(".json") for n in os.listdir(_CONFIG_FOLDER))
+        raise UserError(f"train.deepspeed = {config.train.deepspeed!r}: no such file; in configs/deepspeed/ there are: "
+                        f"{', '.join(names)}.") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not valid JSON ({error}).") from None
+    if body.get("fp16", {}).get("enabled"):
+        raise UserError(f"{path}: fp16 is not supported (losses underflow). Use train.precision=bf16.")
+    clash = [key for key in _OURS if key in body]
+    if clash:
+        raise UserError(f"{path}: remove {clash[0]!r}; it is set by the phases and the train section of the config.")
+    if body.get("zero_optimization", {}).get("stage", 0) > 2:
+        raise UserError(f"{path}: ZeRO stage 3 is not supported; use stage 0, 1 or 2.")
+    split = BatchSplit.of(phase.batch, config.train.micro_batch, world)
+    return {
+        **body,
+        "train_micro_batch_size_per_gpu": split.micro, "gradient_accumulation_steps": split.pieces,
+        "train_batch_size": split.micro * split.pieces * world, "gradient_clipping": config.train.clip_norm,
+        # The optimizer is torch's own: DeepSpeed's would be compiled on first use.
+        "zero_allow_untested_optimizer": True, "steps_per_print": 10**9,
+    }
+
+
+def zero_stage(config: Config, phase: PhaseConfig) -> int:
+    return int(deepspeed_config(config, phase, 1).get("zero_optimization", {}).get("stage", 0))
+
+
+def _groups(model: Classifier, phase: PhaseConfig) -> list[dict]:
+    """Head and backbone, each split by weight decay: biases and norms (one-dimensional) are never decayed."""
+    head, body = head_and_backbone(model)
+    groups = []
+    for parameters, lr in ((body, phase.lr), (head, phase.lr * phase.head_lr_multiplier)):
+        wide = [p for p in parameters if p.ndim > 1]
+        flat = [p for p in parameters if p.ndim <= 1]
+        groups += [{"params": wide, "lr": lr, "weight_decay": phase.weight_decay},
+                   {"params": flat, "lr": lr, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def _optimizer(groups: list[dict], phase: PhaseConfig) -> torch.optim.Optimizer:
+    if phase.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=phase.lr, momentum=phase.momentum)
+    kind = torch.optim.AdamW if phase.optimizer == "adamw" else torch.optim.Adam
+    return kind(groups, lr=phase.lr)
+
+
+def set_lr(engine, base: list[float], factor: float) -> None:
+    for group, lr in zip(engine.optimizer.param_groups, base, strict=True):
+        group["lr"] = lr * factor

@@ -1,0 +1,59 @@
+"""Evaluation: every rank scores its share of the samples, the mAP is exact over all of them."""
+
+from __future__ import annotations
+
+import torch
+
+from data_pipelines.augment import Augment
+from data_pipelines.plan import EpochPlan
+from data_pipelines.source import ShardSource
+from data_pipelines.stream import EpochStream, SampleMaker
+from trainer.config import Config
+from trainer.metrics import RankingResult
+from trainer.metrics_collector import ScoreCollector
+from trainer.models import Classifier
+from trainer.world import Watchdog, World
+
+EVAL_BATCH = 64
+
+
+def evaluate(model: Classifier, source: ShardSource, config: Config, world: World, watchdog: Watchdog,
+             where: str) -> RankingResult:
+    """Scores are σ(logits). Corrupt samples are left out; ranks may hold different numbers of samples, even none."""
+    plan = EpochPlan(source.rows, 0, 0, world.size, EVAL_BATCH * world.size, open_shards=1, shuffle=False)
+    first = source.index.rows.cumsum() - source.index.rows
+    collector = ScoreCollector(source.classes)
+    was_training = model.training
+    model.eval()
+    stream = EpochStream(source, plan, plan.rank_streams(world.rank, world.size), eval_maker(config, source),
+                         workers=config.data.workers, prefetch=config.data.prefetch, pin=world.device.type == "cuda")
+    with stream, torch.no_grad(), autocast(config, world):
+        for batch in stream:
+            watchdog.beat(where)
+            if len(batch):
+                logits, _ = model(batch.inputs.to(world.device, non_blocking=True))
+                # The ordinal makes tied scores come in the same order on any number of ranks.
+                ordinals = first[batch.shards] + batch.rows
+                collector.add(torch.sigmoid(logits).float().cpu(), batch.labels, ordinals=ordinals)
+    model.train(was_training)
+    return collector.result(world.control if world.size > 1 else None)
+
+
+def eval_maker(config: Config, source: ShardSource) -> SampleMaker:
+    if source.index.kind == "feature":
+        return SampleMaker(None, 0, 0, feature_width(source))
+    return SampleMaker(Augment(config.data.image_size, crop=config.data.eval_crop), 0, 0)
+
+
+def feature_width(source: ShardSource) -> int:
+    """Vector length of feature shards, from the first row; 0 for images."""
+    if source.index.kind != "feature":
+        return 0
+    from data_pipelines.decode import decode_vector
+
+    shard = next(s for s, rows in enumerate(source.index.rows) if rows)
+    return len(decode_vector(source.open(shard).read(0)))
+
+
+def autocast(config: Config, world: World) -> torch.autocast:
+    return torch.autocast(world.device.type, dtype=torch.bfloat16, enabled=config.train.precision == "bf16")

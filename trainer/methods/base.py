@@ -1,0 +1,99 @@
+"""The method contract: a method owns its loss and declares the state it needs; the loop does not know which one runs.
+
+Legend: B batch rows on this rank, L classes, G grid side, N training samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from data_pipelines.stream import Batch
+from trainer.world import World
+
+
+class Settings(BaseModel):
+    """A method's own keys under `method:` in the config."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    name: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a method may know about the training set before it starts."""
+
+    classes: int  # L
+    samples: int  # N
+    positives: np.ndarray  # int64 [L] annotated positives per class
+    negatives: np.ndarray  # int64 [L] verified negatives per class
+    fully_annotated: bool  # no unknown entries
+
+
+@dataclass
+class Outputs:
+    logits: torch.Tensor  # float32 [B, L]
+    maps: torch.Tensor | None = None  # float32 [B, L, G, G] score-map logits, if the method asked for them
+
+
+@dataclass(frozen=True)
+class Step:
+    """Where a batch stands."""
+
+    world: World
+    samples: int  # real samples of the *global* batch
+    epoch: int  # of this phase, from 0
+    epochs: int
+
+
+@dataclass
+class LossTerms:
+    """global loss = Σ over all ranks of per_sample.sum() / samples + coupled."""
+
+    per_sample: torch.Tensor  # [B]
+    coupled: torch.Tensor | None = None  # a scalar of the whole global batch, equal on every rank
+    rows: dict[str, torch.Tensor] = field(default_factory=dict)  # new values of the fields, by name
+
+
+class Method:
+    """Subclass, fill in `loss`, and add the class to METHODS. Losses are computed in float32 from logits."""
+
+    settings_type: ClassVar[type[Settings]] = Settings
+    paper: ClassVar[str] = ""
+    batch_coupled: ClassVar[bool] = False
+    """True if a term needs the whole global batch at once (refused with gradient accumulation)."""
+    needs_maps: ClassVar[bool] = False
+    needs_full_labels: ClassVar[bool] = False
+
+    def __init__(self, settings: Settings, task: Task):
+        self.settings, self.task = settings, task
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Called on every rank before the first batch of an epoch, not after a resume inside it."""
+
+    def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
+        raise NotImplementedError(f"{type(self).__name__} has no loss")
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Class-level and global state, for the checkpoint."""
+        return {}
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        assert not state, f"{type(self).__name__} keeps no state, the checkpoint has {sorted(state)}"
+
+
+def positive(labels: torch.Tensor) -> torch.Tensor:
+    return labels == POSITIVE
+
+
+def negative(labels: torch.Tensor) -> torch.Tensor:
+    return labels == NEGATIVE
+
+
+def unknown(labels: torch.Tensor) -> torch.Tensor:
+    return labels == UNKNOWN

@@ -1,0 +1,118 @@
+"""Stateless losses of Cole et al. (CVPR 2021): BCE, BCE-LS, IU, IUN, AN, AN-LS, WAN, EPR, PR.
+
+Reduction: sum over classes / L, mean over the global batch; EPR's regulariser is added undivided.
+Log terms are −ln(p + 1e-5), which bounds an entry's loss at 11.5, as in the authors' code.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+
+from data_pipelines.stream import Batch
+from trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, negative, positive
+
+_EPSILON = 1e-5
+_PAPER = "Cole et al., Multi-Label Learning from Single Positive Labels, CVPR 2021"
+
+
+def log_loss(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(−ln(p + 1e-5), −ln(1 − p + 1e-5)) of float32 logits; 1 − p is taken as σ(−a), which keeps its digits."""
+    return -torch.log(torch.sigmoid(logits) + _EPSILON), -torch.log(torch.sigmoid(-logits) + _EPSILON)
+
+
+class Bce(Method):
+    """Full labels: every class is known."""
+
+    paper = _PAPER
+    needs_full_labels = True
+    smoothing = 0.0
+
+    def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
+        as_positive, as_negative = log_loss(outputs.logits)
+        target = torch.where(positive(batch.labels), 1 - self.smoothing, self.smoothing)
+        return LossTerms((target * as_positive + (1 - target) * as_negative).mean(1))
+
+
+class SmoothingSettings(Settings):
+    smoothing: float = Field(0.1, ge=0, le=0.5)
+    """Target of a negative, and 1 − target of a positive (the authors' code; the paper's text halves it)."""
+
+
+class BceSmoothed(Bce):
+    settings_type = SmoothingSettings
+
+    def __init__(self, settings, task):
+        super().__init__(settings, task)
+        self.smoothing = settings.smoothing
+
+
+class AssumeNegative(Bce):
+    """AN: unknown counts as negative."""
+
+    needs_full_labels = False
+
+
+class AssumeNegativeSmoothed(BceSmoothed):
+    needs_full_labels = False
+
+
+class WeakAssumeNegative(Method):
+    """WAN: everything that is not positive is a negative of weight 1/(L − 1)."""
+
+    paper = _PAPER
+
+    def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
+        as_positive, as_negative = log_loss(outputs.logits)
+        weak = 1 / max(1, outputs.logits.shape[1] - 1)
+        return LossTerms(torch.where(positive(batch.labels), as_positive, weak * as_negative).mean(1))
+
+
+class IgnoreUnknown(Method):
+    """IU and IUN: known entries only. They differ in what is annotated: one negative, or every true negative."""
+
+    paper = _PAPER
+
+    def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
+        as_positive, as_negative = log_loss(outputs.logits)
+        entries = torch.where(positive(batch.labels), as_positive, 0.0)
+        return LossTerms(torch.where(negative(batch.labels), as_negative, entries).mean(1))
+
+
+class PairwiseRanking(Method):
+    """PR: every annotated positive should stand a margin of 1 above every other class, in probability."""
+
+    paper = _PAPER
+
+    def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
+        p = torch.sigmoid(outputs.logits)
+        row, cls = torch.nonzero(positive(batch.labels), as_tuple=True)
+        margins = torch.relu(1 - p[row, cls][:, None] + p[row])  # [positives, L]
+        margins = torch.where(positive(batch.labels)[row], 0.0, margins)
+        per_sample = torch.zeros_like(p[:, 0]).index_add(0, row, margins.sum(1))
+        return LossTerms(per_sample / p.shape[1])
+
+
+class ExpectedPositivesSettings(Settings):
+    expected_positives: float = Field(gt=0)
+    """k, the mean number of true positives per image (VOC 1.5, COCO 2.9, NUS 1.9, CUB 31.4)."""
+
+
+class ExpectedPositives(Method):
+    """EPR: positives only, plus a pull of the predicted number of positives towards k over the *global* batch."""
+
+    paper = _PAPER
+    settings_type = ExpectedPositivesSettings
+    batch_coupled = True
+
+    def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
+        as_positive, _ = log_loss(outputs.logits)
+        k = self.settings.expected_positives  # type: ignore[attr-defined]
+        return LossTerms(torch.where(positive(batch.labels), as_positive, 0.0).mean(1),
+                         expected_positives_penalty(torch.sigmoid(outputs.logits), k, step))
+
+
+def expected_positives_penalty(p: torch.Tensor, k: float, step: Step) -> torch.Tensor:
+    """((mean number of predicted positives − k) / L)², the mean taken over the global batch."""
+    predicted = step.world.global_sum(p.sum()) / step.samples
+    return ((predicted - k) / p.shape[1]) ** 2

@@ -1,0 +1,75 @@
+"""Entry point: `deepspeed trainer/run.py --config FILE section.key=value …`, or plain python for one process."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if __name__ == "__main__":
+    # Launching a file puts its folder first on sys.path, where our module names would shadow others'.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+import argparse
+import json
+import logging
+import traceback
+
+from data_pipelines import storage
+from data_pipelines.errors import UserError
+from trainer.config import Config, load_config
+
+EPILOG = """examples:
+  deepspeed --num_gpus 8 trainer/run.py --config configs/coco14_an_linear.yaml
+  python trainer/run.py --config configs/demo.yaml phases.0.lr=1e-3 train.precision=bf16
+A run that was killed is resumed by the same command."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parse(argv)
+    try:
+        return run(load_config(args.config, args.overrides))
+    except UserError as error:
+        print(f"lacuna: {error}", file=sys.stderr, flush=True)
+        return 2
+    except Exception:
+        # The launcher ends the peers as soon as this process is gone: say why first.
+        print(f"rank {os.environ.get('RANK', '0')} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        return 1
+
+
+def run(config: Config) -> int:
+    # Imports that cost seconds wait until the config is known to be good.
+    from trainer import loop, world
+    from trainer.assemble import build_run
+
+    joined = world.start(config.train.timeout_seconds)
+    watchdog = world.Watchdog(joined, config.train.timeout_seconds)
+    prepared = build_run(config, joined, watchdog)
+    results = loop.train(prepared)
+    if joined.main and results is not None:
+        path = os.path.join(config.folder, "results.json")
+        storage.write_atomic(path, json.dumps(results, indent=1).encode())
+        logging.getLogger("lacuna").info("done: results in %s", path)
+    elif joined.main:
+        logging.getLogger("lacuna").info("stopped as asked; the same command resumes")
+    prepared.run_log.close()
+    joined.barrier()
+    watchdog.stop()
+    return 0
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train a multi-label classifier from partial labels.", epilog=EPILOG,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", required=True, help="YAML file of the experiment")
+    parser.add_argument("--local_rank", type=int, help="set by the deepspeed launcher")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the config")
+    return parser.parse_intermixed_args(argv)
+
+
+if __name__ == "__main__":
+    code = main()
+    # Threads of libraries (Ray, TensorBoard, gloo) must not keep a failed rank alive while its peers wait.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,165 @@
+"""The run folder as people and programs read it: config, versions, log, metrics.jsonl, TensorBoard, progress."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import subprocess
+import sys
+import time
+
+import yaml
+from tqdm import tqdm
+
+from data_pipelines import storage
+from trainer.config import Config
+from trainer.metrics import RankingResult, write_table
+
+_PACKAGES = ("torch", "torchvision", "timm", "deepspeed", "webdataset", "zarr", "numcodecs", "ray", "fsspec", "numpy")
+log = logging.getLogger("lacuna")
+
+
+class RunLog:
+    """Writes on rank 0, does nothing elsewhere."""
+
+    def __init__(self, config: Config, main: bool):
+        self.folder, self.main = config.folder, main
+        self.bar: tqdm | None = None
+        self.meter = RateMeter()
+        _set_up_logging(self.folder, main)
+        if not main:
+            return
+        resolved = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+        storage.write_atomic(os.path.join(self.folder, "config.yaml"), resolved.encode())
+        storage.write_atomic(os.path.join(self.folder, "versions.json"), json.dumps(versions(), indent=1).encode())
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.board = SummaryWriter(os.path.join(self.folder, "tensorboard"))
+
+    @property
+    def metrics_path(self) -> str:
+        return os.path.join(self.folder, "metrics.jsonl")
+
+    def rewind(self, total_steps: int) -> None:
+        """Forget lines after the checkpoint that training resumes from: those steps will be written again."""
+        if not self.main or not os.path.exists(self.metrics_path):
+            return
+        kept = [line for line in read_metrics(self.metrics_path) if line["step"] <= total_steps]
+        storage.write_atomic(self.metrics_path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+
+    def write(self, kind: str, step: int, values: dict) -> None:
+        """One JSON line, and the numbers to TensorBoard."""
+        if not self.main:
+            return
+        with open(self.metrics_path, "a", encoding="utf-8") as f:
+            f.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        for key, value in values.items():
+            if isinstance(value, int | float):
+                self.board.add_scalar(f"{kind}/{key}", value, step)
+
+    def write_classes(self, name: str, result: RankingResult, names: list[str], ids: list[str]) -> None:
+        if self.main:
+            write_table(os.path.join(self.folder, f"{name}_classes.csv"), result.table(names, ids))
+
+    def write_bad_samples(self, lines: list[dict]) -> None:
+        if self.main and lines:
+            with open(os.path.join(self.folder, "bad_samples.jsonl"), "a", encoding="utf-8") as f:
+                f.writelines(json.dumps(line) + "\n" for line in lines)
+
+    def begin_epoch(self, label: str, total: int, done: int) -> None:
+        self.meter.restart(total - done)
+        if self.main and sys.stderr.isatty():
+            self.bar = tqdm(total=total, initial=done, desc=label, unit="step", dynamic_ncols=True)
+
+    def progress(self, text: str, report: bool) -> None:
+        """A bar moves every step; without a terminal, a plain line comes when there is something to report."""
+        self.meter.tick()
+        if self.bar is not None:
+            self.bar.update()
+            if report:
+                self.bar.set_postfix_str(text)
+        elif report:
+            log.info("%s, %s left in this epoch", text, clock(self.meter.seconds_left()))
+
+    def end_epoch(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+    def close(self) -> None:
+        self.end_epoch()
+        if self.main:
+            self.board.close()
+
+
+class RateMeter:
+    """Time left from the pace of this launch, without its first steps (compilation, cold caches)."""
+
+    WARM_UP = 3
+
+    def restart(self, steps: int) -> None:
+        self.left, self.ticks, self.since = steps, 0, time.monotonic()
+
+    def tick(self) -> None:
+        self.left, self.ticks = self.left - 1, self.ticks + 1
+        if self.ticks == self.WARM_UP:
+            self.since = time.monotonic()
+
+    def seconds_left(self) -> float:
+        counted = self.ticks - self.WARM_UP if self.ticks > self.WARM_UP else self.ticks
+        return self.left * (time.monotonic() - self.since) / max(1, counted)
+
+
+def read_metrics(path: str) -> list[dict]:
+    """Every whole line; a last line that a kill cut short is left out."""
+    lines = []
+    with open(path, encoding="utf-8") as f:
+        for line in f:
+            if line.endswith("\n"):
+                lines.append(json.loads(line))
+    return lines
+
+
+def clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"
+
+
+def versions() -> dict:
+    found = {name: _version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), "lacuna": _version("lacuna"), "git": _git_sha(), **found}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_sha() -> str | None:
+    here = os.path.dirname(os.path.abspath(__file__))
+    try:
+        done = subprocess.run(["git", "-C", here, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+                              capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def _set_up_logging(folder: str, main: bool) -> None:
+    log.setLevel(logging.INFO if main else logging.WARNING)
+    log.propagate = False
+    log.handlers.clear()
+    form = logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
+    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    if main:
+        os.makedirs(folder, exist_ok=True)
+        handlers.append(logging.FileHandler(os.path.join(folder, "log.txt"), encoding="utf-8"))
+    for handler in handlers:
+        handler.setFormatter(form)
+        log.addHandler(handler)

@@ -1,0 +1,162 @@
+"""This process among its peers: rank, device, small collectives, and a watchdog that names a rank that hangs."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+log = logging.getLogger("lacuna")
+HUNG_EXIT_CODE = 75  # "temporary failure": what a scheduler may simply start again
+
+
+class World:
+    """Built once per process, after `start`."""
+
+    def __init__(self, device: torch.device, timeout_seconds: float):
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.device = device
+        wait = datetime.timedelta(seconds=timeout_seconds)
+        # Counts and flags travel over gloo even on GPUs: reading them then never waits for the device.
+        self.control: Any = dist.new_group(backend="gloo", timeout=wait)
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def sum_counts(self, *counts: float) -> list[float]:
+        """Sums over all ranks; one tiny all-reduce."""
+        packed = torch.tensor(counts, dtype=torch.float64)
+        if self.size > 1:
+            dist.all_reduce(packed, group=self.control)
+        return packed.tolist()
+
+    def gather(self, item: Any) -> list[Any]:
+        """Every rank's item, on every rank."""
+        if self.size == 1:
+            return [item]
+        items: list[Any] = [None] * self.size
+        dist.all_gather_object(items, item, group=self.control)
+        return items
+
+    def broadcast(self, item: Any) -> Any:
+        """Rank 0's item, on every rank."""
+        if self.size == 1:
+            return item
+        box = [item]
+        dist.broadcast_object_list(box, src=0, group=self.control)
+        return box[0]
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier(group=self.control)
+
+    def global_sum(self, value: torch.Tensor) -> torch.Tensor:
+        """Differentiable sum over ranks of a tensor from which every rank computes the same scalar."""
+        return value if self.size == 1 else _GlobalSum.apply(value, self.size)
+
+
+class _GlobalSum(torch.autograd.Function):
+    """Every rank derives the same scalar from the sum, so the gradients that would be summed are all equal."""
+
+    @staticmethod
+    def forward(ctx, value, size):
+        ctx.size = size
+        total = value.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.size, None
+
+
+def start(timeout_seconds: float) -> World:
+    """Join the process group that the launcher describes, or make a group of one."""
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+
+    if "RANK" not in os.environ:
+        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+                       "MASTER_PORT": str(_free_port())}
+    # The op would be compiled on first use (~45 s, fragile); gloo serves CPU ranks well.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    wait = datetime.timedelta(seconds=timeout_seconds)
+    accelerator = get_accelerator()
+    deepspeed.init_distributed(dist_backend=accelerator.communication_backend_name() if accelerator.is_available()
+                               and accelerator.device_name() != "cpu" else "gloo", timeout=wait, verbose=False)
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    on_cpu = accelerator.device_name() == "cpu"
+    device = torch.device("cpu") if on_cpu else torch.device(accelerator.device_name(local_rank))
+    if not on_cpu:
+        accelerator.set_device(local_rank)
+    return World(device, timeout_seconds)
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Watchdog:
+    """Ends a rank whose loop stands still for `timeout`, and says which rank is behind.
+
+    The main thread calls `beat` as it makes progress; a thread publishes the beats through the group's store and
+    watches the main thread. A rank that is stopped or stuck outside of collectives publishes nothing new, so the
+    others, waiting for it in a collective, see who it is.
+    """
+
+    def __init__(self, world: World, timeout_seconds: float):
+        self.world, self.timeout = world, timeout_seconds
+        self.beats, self.where, self.last = 0, "start-up", time.monotonic()
+        store = dist.distributed_c10d._get_default_store()
+        self.store = dist.PrefixStore("lacuna/watchdog", store)
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self.thread.start()
+
+    def beat(self, where: str) -> None:
+        self.beats, self.where, self.last = self.beats + 1, where, time.monotonic()
+
+    def stop(self) -> None:
+        self.stopped.set()
+        self.thread.join(timeout=5)
+
+    def _watch(self) -> None:
+        interval = min(1.0, self.timeout / 5)
+        while not self.stopped.wait(interval):
+            try:
+                self.store.set(str(self.world.rank), f"{self.beats}\t{self.where}")
+            except RuntimeError:
+                return  # rank 0 and its store are gone: the collectives report that themselves
+            if time.monotonic() - self.last > self.timeout:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        states = [self._state(rank) for rank in range(self.world.size)]
+        behind = min(beats for beats, _ in states)
+        late = [(rank, where) for rank, (beats, where) in enumerate(states) if beats == behind]
+        names = ", ".join(f"rank {rank} (last seen: {where})" for rank, where in late)
+        print(f"lacuna: rank {self.world.rank} made no progress for {self.timeout:.0f} s (train.timeout_seconds) at "
+              f"{self.where}. Waiting for: {names}. Ending this launch; start it again to resume.",
+              file=sys.stderr, flush=True)
+        os._exit(HUNG_EXIT_CODE)
+
+    def _state(self, rank: int) -> tuple[int, str]:
+        try:
+            if not self.store.check([str(rank)]):
+                return -1, "never"
+            beats, _, where = self.store.get(str(rank)).decode().partition("\t")
+            return int(beats), where
+        except RuntimeError:
+            return -1, "unreachable"
