@@ -6,17 +6,19 @@ storage a PUT is atomic by contract. Transient remote failures are retried with 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
 import uuid
-from collections.abc import Callable
-from typing import BinaryIO, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, BinaryIO, TypeVar
 
 import fsspec
 from fsspec.core import url_to_fs
 
 T = TypeVar("T")
+Buffer = Any  # bytes, bytearray, memoryview or a contiguous array
 ATTEMPTS = 6
 _FIRST_WAIT_SECONDS = 0.1
 # Answers that no retry will change.
@@ -36,8 +38,11 @@ def join(url: str, *parts: str) -> str:
     return "/".join([url.rstrip("/") or "/", *[p.strip("/") for p in parts]])
 
 
-def read_bytes(url: str) -> bytes:
-    """The whole object; FileNotFoundError if there is none."""
+def read_bytes(url: str, expected: int | None = None) -> bytes:
+    """The whole object; FileNotFoundError if there is none.
+
+    Who knows the size passes it as `expected`: a shorter answer is then noticed without asking the server again.
+    """
     if is_local(url):
         with open(local_path(url), "rb") as f:
             return f.read()
@@ -45,9 +50,9 @@ def read_bytes(url: str) -> bytes:
     def fetch() -> bytes:
         fs, path = url_to_fs(url)
         data = fs.cat_file(path)
-        expected = fs.size(path) if hasattr(fs, "size") else None
-        if expected is not None and expected != len(data):
-            raise OSError(f"{url}: got {len(data)} of {expected} bytes")
+        whole = fs.size(path) if expected is None else expected
+        if whole is not None and whole != len(data):
+            raise OSError(f"{url}: got {len(data)} of {whole} bytes")
         return data
 
     return retrying(fetch)
@@ -81,6 +86,48 @@ def write_atomic(url: str, data: bytes | bytearray | memoryview, durable: bool =
         raise
     if durable:
         sync_folder(os.path.dirname(path))
+
+
+def write_new(url: str, parts: Sequence[Buffer]) -> None:
+    """Write an object that nothing refers to yet, under a name used once: no rename and no fsync are needed.
+
+    What makes it durable is `sync` before the reference to it is published; a torn one is an orphan.
+    """
+    if not is_local(url):
+        fs, path = url_to_fs(url)
+        data = b"".join(bytes(part) for part in parts)
+        retrying(lambda: fs.pipe_file(path, data))
+        return
+    path = local_path(url)
+    try:
+        f = open(path, "wb")  # noqa: SIM115 (opened twice when the folder is new)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        f = open(path, "wb")  # noqa: SIM115
+    try:
+        with f:
+            for part in parts:
+                f.write(part)
+    except BaseException:
+        remove([url])
+        raise
+
+
+def sync(urls: Iterable[str]) -> None:
+    """Make local objects survive a power loss: their bytes, then their names. Remote ones already do."""
+    folders = set()
+    for url in urls:
+        if not is_local(url):
+            continue
+        path = local_path(url)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        folders.add(os.path.dirname(path))
+    for folder in folders:
+        sync_folder(folder)
 
 
 def create_exclusive(url: str, data: bytes) -> bool:
@@ -140,19 +187,21 @@ def list_names(url: str) -> list[str]:
 
 
 def remove(urls: list[str]) -> None:
-    """Delete objects; those already gone are fine."""
+    """Delete objects; those already gone are fine. Remote ones go in batches: one request for up to 1000 on S3."""
+    remote = [url for url in urls if not is_local(url)]
     for url in urls:
         if is_local(url):
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 os.remove(local_path(url))
-            except FileNotFoundError:
-                continue
-        else:
-            fs, path = url_to_fs(url)
-            try:
-                retrying(lambda fs=fs, path=path: fs.rm_file(path))  # type: ignore[misc]
-            except FileNotFoundError:
-                continue
+    for start in range(0, len(remote), 1000):
+        fs, _ = url_to_fs(remote[start])
+        paths = [url_to_fs(url)[1] for url in remote[start : start + 1000]]
+        try:
+            retrying(lambda fs=fs, paths=paths: fs.rm(paths))  # type: ignore[misc]
+        except FileNotFoundError:  # this file system stops at the first one that is gone
+            for path in paths:
+                with contextlib.suppress(FileNotFoundError):
+                    retrying(lambda fs=fs, path=path: fs.rm_file(path))  # type: ignore[misc]
 
 
 def sync_folder(path: str) -> None:

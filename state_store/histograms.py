@@ -1,0 +1,63 @@
+"""Per-column histograms of quantised fields, 256 bins by the high byte of the code.
+
+Legend: n rows, L columns. Entries that the caller excludes (verified negatives) are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from state_store.fields import Constant, Field
+
+BINS = 256
+Excluded = Callable[[int], tuple[np.ndarray, np.ndarray]]  # shard → (rows, columns) of entries outside the ranking
+
+
+def bins_of(codes: np.ndarray) -> np.ndarray:
+    return codes if codes.dtype == np.uint8 else (codes >> np.uint16(8)).astype(np.uint8)
+
+
+def counts(codes: np.ndarray, excluded: tuple[np.ndarray, np.ndarray] | None = None) -> np.ndarray:
+    """int64 [L, 256] of codes [n, L]."""
+    n, columns = codes.shape
+    total = np.zeros(columns * BINS, np.int64)
+    offset = np.arange(columns, dtype=np.int64) * BINS
+    step = max(1, (1 << 17) // columns)
+    for start in range(0, n, step):  # the int64 index of a block stays in the cache
+        total += np.bincount((bins_of(codes[start : start + step]) + offset).reshape(-1), minlength=total.size)
+    if excluded is not None and len(excluded[0]):
+        rows, cols = excluded
+        total -= np.bincount(bins_of(codes[rows, cols]) + offset[cols], minlength=total.size)
+    return total.reshape(columns, BINS)
+
+
+def change(before: np.ndarray, after: np.ndarray, excluded: tuple[np.ndarray, np.ndarray] | None = None) -> np.ndarray:
+    """counts(after) − counts(before), looking only at entries that changed their bin (few, once scores settle)."""
+    old, new = bins_of(before), bins_of(after)
+    moved = old != new
+    if excluded is not None and len(excluded[0]):
+        moved[excluded] = False
+    rows, cols = np.nonzero(moved)
+    size = before.shape[1] * BINS
+    start = cols * BINS
+    total = np.bincount(start + new[rows, cols], minlength=size)
+    total -= np.bincount(start + old[rows, cols], minlength=size)
+    return total.reshape(before.shape[1], BINS)
+
+
+def initial_counts(field: Field, seed: int, rows: np.ndarray, given: Callable[[int], np.ndarray] | None,
+                   excluded: Excluded | None) -> np.ndarray:
+    """Histogram of the initial values: closed form for constants, else one pass over the shards."""
+    total = np.zeros((field.columns, BINS), np.int64)
+    if isinstance(field.initial, Constant):
+        codes = bins_of(field.initial_code())
+        total[np.arange(field.columns), codes] = int(rows.sum())
+        for shard in range(len(rows) if excluded is not None else 0):
+            _, cols = excluded(shard)  # type: ignore[misc]
+            total[np.arange(field.columns), codes] -= np.bincount(cols, minlength=field.columns)
+        return total
+    for shard, count in enumerate(rows.tolist()):
+        total += counts(field.initial_rows(seed, shard, count, given), excluded(shard) if excluded else None)
+    return total

@@ -1,0 +1,38 @@
+"""A batch's rows in the leased shards: located once, then gathered and scattered field by field."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from state_store.session import Session
+
+
+class Rows:
+    """Samples (shards[b], rows[b]); valid until the first of their shards is released."""
+
+    def __init__(self, session: Session, shards: np.ndarray, rows: np.ndarray):
+        self._session, self._slots, self.shards, self.rows = session, session.slots, shards, rows
+        self._index, self._slot = self._slots.locate(shards, rows)
+
+    def gather(self, field: str) -> np.ndarray:
+        """Stored values [B, *stored_shape], a copy."""
+        return self._slots.gather(field, self._index)
+
+    def scatter(self, field: str, stored: np.ndarray) -> None:
+        """Replace stored values; the shards are written back when they are released."""
+        self._slots.scatter(field, self._index, self._slot, stored)
+
+    def read(self, field: str) -> np.ndarray:
+        """Values [B, *shape] as floats (quantised, float16), booleans (bits) or integers."""
+        return self._session.schema.fields[self._slots.known(field)].decode(self.gather(field))
+
+    def write(self, field: str, values: np.ndarray) -> None:
+        """Round values to the stored type (stochastically if the field says so) and scatter them."""
+        spec = self._session.schema.fields[self._slots.known(field)]
+        keys = None
+        if spec.stochastic:
+            keys = spec.rounding_keys(self._session.schema.seed, self._session.epoch, self.shards, self.rows)
+        self.scatter(field, spec.encode(values, keys))

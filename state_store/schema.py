@@ -1,0 +1,169 @@
+"""A store's schema: shards, fields and seed, written as Zarr v3 metadata; opening with anything else is refused.
+
+Layout of a store (`<url>/`):
+    zarr.json                       Zarr group; its attributes hold the schema
+    <field>/zarr.json               Zarr array (shards, rows of the longest shard, *shape), one chunk a shard
+    chunks/<field>/<shard>.<token>  chunk objects: written once, never changed; bytes as Zarr would write them
+    manifests/<token>.json          one snapshot: which object is each chunk's version
+    log/<number>.json               attempts and snapshots in order; creating an entry is the commit
+    claims/<attempt>-<rank>.json    the shards that a rank of this launch is working on
+A chunk that no manifest lists was never written: its rows still have their initial values.
+The metadata are written as text rather than through zarr-python: a training process then need not import it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from data_pipelines import storage
+from data_pipelines.errors import UserError
+from state_store import faults
+from state_store.fields import Constant, Field
+
+VERSION = 1
+ATTRIBUTE = "lacuna_state"
+_CHUNK_LIMIT = (1 << 31) - 64  # Blosc's largest buffer
+
+
+@dataclass(frozen=True, eq=False)
+class Schema:
+    rows: np.ndarray  # int64 [shards]: rows of every shard
+    fingerprint: str  # of the shard index (samples and class list)
+    seed: int
+    fields: dict[str, Field]
+
+    @classmethod
+    def of(cls, rows: Sequence[int] | np.ndarray, fingerprint: str, fields: Sequence[Field], seed: int) -> Schema:
+        counts = np.asarray(rows, dtype=np.int64)
+        if counts.ndim != 1 or not len(counts) or int(counts.min()) < 0 or int(counts.max()) < 1:
+            raise UserError("a state store needs at least one shard with rows; found row counts "
+                            f"{counts.tolist()[:5]}. Check the shard index.")
+        if not fields:
+            raise UserError("a state store needs at least one field; the method declares none.")
+        names = [field.name for field in fields]
+        if len(set(names)) < len(names):
+            raise UserError(f"field names must differ; found {names}.")
+        schema = cls(counts, fingerprint, int(seed), {field.name: field for field in fields})
+        for field in fields:
+            if field.row_bytes * schema.max_rows > _CHUNK_LIMIT:
+                raise UserError(f"field {field.name!r}: a shard of {schema.max_rows} rows needs "
+                                f"{field.row_bytes * schema.max_rows / 1e9:.1f} GB in one chunk, the limit is 2.1 GB. "
+                                "Make smaller shards (`lacuna shards make`).")
+        return schema
+
+    @property
+    def shards(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def max_rows(self) -> int:
+        return int(self.rows.max())
+
+    @property
+    def shard_bytes(self) -> int:
+        """RAM of one shard's rows, all fields."""
+        return sum(field.row_bytes for field in self.fields.values()) * self.max_rows
+
+    def check_shard(self, shard: int) -> None:
+        if not 0 <= shard < self.shards:
+            raise UserError(f"shard {shard}: the store has shards 0..{self.shards - 1}.")
+
+    def group_json(self) -> bytes:
+        body = {
+            "version": VERSION, "fingerprint": self.fingerprint, "seed": self.seed, "rows": self.rows.tolist(),
+            "fields": [field.to_json() for field in self.fields.values()],
+        }
+        return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {ATTRIBUTE: body}}).encode()
+
+    def array_json(self, field: Field) -> bytes:
+        """Zarr v3 metadata of one field's array."""
+        fill: object = 0
+        if isinstance(field.initial, Constant):
+            code = field.initial_code().reshape(-1)[0]
+            fill = float(code) if field.stored_dtype.kind == "f" else int(code)
+        body = {
+            "zarr_format": 3, "node_type": "array", "shape": [self.shards, self.max_rows, *field.stored_shape],
+            "data_type": field.stored_dtype.name,
+            "chunk_grid": {"name": "regular",
+                           "configuration": {"chunk_shape": [1, self.max_rows, *field.stored_shape]}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "fill_value": fill, "codecs": _codecs(field), "storage_transformers": [],
+            "attributes": {ATTRIBUTE: field.to_json()},
+        }
+        return json.dumps(body).encode()
+
+    @classmethod
+    def parse(cls, data: bytes, where: str) -> Schema:
+        try:
+            body = json.loads(data)["attributes"][ATTRIBUTE]
+            version = int(body["version"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{where}: not a Lacuna state store, or its metadata are truncated "
+                            f"({type(error).__name__}: {error}). Restore this file from a backup, or create a new "
+                            "store at another URL.") from None
+        if version != VERSION:
+            raise UserError(f"{where}: schema version {version}, this program reads version {VERSION}. "
+                            "Run `lacuna state migrate` of the program that is newer.")
+        try:
+            fields = [Field.from_json(item) for item in body["fields"]]
+            return cls.of(body["rows"], str(body["fingerprint"]), fields, int(body["seed"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{where}: damaged schema ({type(error).__name__}: {error}). Restore this file from a "
+                            "backup, or create a new store at another URL.") from None
+
+    def differences(self, other: Schema) -> list[str]:
+        """What `other` (asked for) has that this one (in the store) has not, in words."""
+        found = []
+        if self.fingerprint != other.fingerprint or not np.array_equal(self.rows, other.rows):
+            found.append(f"shard index {self.fingerprint} ({self.shards} shards, {int(self.rows.sum())} samples) in "
+                         f"the store, {other.fingerprint} ({other.shards} shards, {int(other.rows.sum())} samples) "
+                         "asked (samples, shards or class list changed: see `lacuna state reshard`)")
+        if self.seed != other.seed:
+            found.append(f"seed {self.seed} in the store, {other.seed} asked")
+        for name in self.fields.keys() | other.fields.keys():
+            if name not in other.fields:
+                found.append(f"field {name!r} is in the store but not asked for")
+            elif name not in self.fields:
+                found.append(f"field {name!r} is asked for but not in the store")
+            else:
+                mine, theirs = self.fields[name].to_json(), other.fields[name].to_json()
+                found += [f"field {name!r}: {key} {mine[key]} in the store, {theirs[key]} asked"
+                          for key in mine if mine[key] != theirs[key]]
+        return sorted(found)
+
+
+def write_schema(url: str, schema: Schema) -> None:
+    """Create the store's metadata; the group is written last and only if absent, so a store is there whole or not."""
+    if storage.exists(storage.join(url, "zarr.json")):
+        raise UserError(f"{url}: there is already a store. Open it, or choose another URL.")
+    for field in schema.fields.values():
+        storage.write_atomic(storage.join(url, field.name, "zarr.json"), schema.array_json(field))
+        faults.point("create.array")
+    faults.point("create.before_group")
+    if not storage.create_exclusive(storage.join(url, "zarr.json"), schema.group_json()):
+        raise UserError(f"{url}: another process created a store here just now. Open it instead.")
+
+
+def read_schema(url: str) -> Schema:
+    where = storage.join(url, "zarr.json")
+    try:
+        return Schema.parse(storage.read_bytes(where), where)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{url}: no state store here ({where} is missing). Check the URL; training with a stateful "
+                        "method creates it.") from None
+
+
+def _codecs(field: Field) -> list[dict]:
+    codecs: list[dict] = [{"name": "bytes", "configuration": {"endian": "little"}}]
+    if field.stored_dtype.itemsize == 1:
+        codecs = [{"name": "bytes"}]
+    if field.compression != "none":
+        codecs.append({"name": "blosc", "configuration": {
+            "typesize": field.stored_dtype.itemsize, "cname": field.compression,
+            "clevel": 5 if field.compression == "lz4" else 1, "shuffle": "bitshuffle", "blocksize": 0}})
+    return [*codecs, {"name": "crc32c"}]

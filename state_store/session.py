@@ -1,0 +1,292 @@
+"""A rank's session on a store: leases in RAM while an epoch runs, deltas for snapshots, and roll-back.
+
+The training thread calls; two I/O threads read ahead and write behind. One session a rank and attempt.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from data_pipelines import storage
+from data_pipelines.errors import UserError
+from state_store import chunks, faults, histograms
+from state_store.claims import Claim
+from state_store.engine import Engine, Metrics
+from state_store.log import Entry
+from state_store.manifest import Delta, Manifest, Ref, Refs, check_deltas, merged, object_url, read_histogram, walk
+from state_store.rows import Rows
+from state_store.slots import Slots
+from state_store.store import Initials, StateStore
+
+_REMOTE_THREADS = 8  # a request to object storage mostly waits
+
+
+class Session:
+    """Open with `Session(store, attempt, rank, world, budget)`; `snapshot=None` starts from the initial values."""
+
+    def __init__(self, store: StateStore, attempt: int, rank: int = 0, world: int = 1, budget: int = 1 << 30,
+                 snapshot: str | None = None, initials: Initials | None = None,
+                 excluded: dict[str, histograms.Excluded] | None = None, threads: int | None = None):
+        self.store, self.schema, self.attempt, self.rank, self.world = store, store.schema, attempt, rank, world
+        self.initials, self.excluded, self.epoch = dict(initials or {}), dict(excluded or {}), 0
+        store.log.check_current(attempt)
+        self._count = itertools.count()
+        self._base: Refs = {}  # versions that all ranks know
+        self._written: Refs = {}  # versions of this rank since the last exchange
+        self._handed: set[str] = set()  # tokens given away by prepare(): another may refer to them
+        self._unsynced: set[str] = set()
+        self._unnamed: set[tuple[str, str]] = set()  # rank 0: live objects that are in no manifest
+        self._named: set[str] = set()  # rank 0: tokens of the last commit's deltas
+        self._counts: dict[str, np.ndarray] = {}
+        self._changes: dict[str, np.ndarray] = {}
+        self._exchange_due = False
+        self.slots = Slots.within(self.schema, budget)
+        self._claim = Claim(store.url, attempt, rank, world)
+        threads = threads or (2 if storage.is_local(store.url) else _REMOTE_THREADS)
+        self._engine = Engine(list(self.schema.fields), self.slots.count, threads, self._load, self._store)
+        try:
+            self._set_base(snapshot)
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- the step: leases, gather, scatter
+
+    @property
+    def metrics(self) -> Metrics:
+        return self._engine.metrics
+
+    def begin(self, order: Sequence[int], epoch: int) -> None:
+        """Announce the shards that this rank will lease, in opening order; reading ahead starts now."""
+        for shard in order:
+            self.schema.check_shard(shard)
+        if len(set(order)) < len(order):
+            raise UserError("the opening order names a shard twice: in one epoch every shard is opened once.")
+        if self._exchange_due:
+            raise UserError("an epoch ended without adopt(deltas): the other ranks' shards are not known here yet.")
+        self.epoch = epoch
+        self._claim.announce(frozenset(order))
+        self._engine.prefetch(order)
+
+    def lease(self, shard: int) -> None:
+        """Hold a shard's rows in RAM; blocks only while they are not read yet (see `metrics.stall_seconds`)."""
+        self.schema.check_shard(shard)
+        if shard not in self._claim.shards:
+            self._claim.announce(self._claim.shards | {shard})
+        record = self._engine.lease(shard)
+        self.slots.slot_of[shard] = record.slot
+
+    def release(self, shard: int) -> None:
+        """Give the shard back after its last row; what changed is written behind."""
+        slot = self._leased_slot(shard)
+        dirty = self._take_dirty(slot)
+        self.slots.slot_of[shard] = -1
+        self._engine.release(shard, dirty)
+
+    def at(self, shards: np.ndarray, rows: np.ndarray) -> Rows:
+        """The samples (shards[b], rows[b]) of a batch, all leased: gather/scatter stored values, read/write floats."""
+        return Rows(self, np.asarray(shards), np.asarray(rows))
+
+    def gather(self, field: str, shards: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return self.at(shards, rows).gather(field)
+
+    def scatter(self, field: str, shards: np.ndarray, rows: np.ndarray, stored: np.ndarray) -> None:
+        self.at(shards, rows).scatter(field, stored)
+
+    def finish(self) -> None:
+        """End of the epoch: every lease must be released; waits for the write-back and gives up the claim."""
+        leased = np.flatnonzero(self.slots.slot_of >= 0)
+        if len(leased):
+            raise UserError(f"shards {leased[:5].tolist()} are still leased: release them before the epoch ends.")
+        self._engine.forget()
+        self._engine.drain()
+        self._exchange_due = self.world > 1
+        self._claim.announce(frozenset())
+
+    # ---- snapshots
+
+    def prepare(self, durable: bool = True) -> Delta:
+        """Write what is dirty (leases stay) and return this rank's delta. `durable=False`: for an exchange at the end
+        of an epoch that is not committed."""
+        leased = np.flatnonzero(self.slots.slot_of >= 0).tolist()
+        self._engine.spill({s: d for s in leased if (d := self._take_dirty(int(self.slots.slot_of[s])))})
+        faults.point("prepare.spilled")
+        if durable and self._unsynced:
+            with ThreadPoolExecutor(4) as pool:  # the file system joins concurrent fsyncs into one journal commit
+                urls = sorted(self._unsynced)
+                list(pool.map(storage.sync, [urls[i::8] for i in range(8)]))
+            self._unsynced = set()
+        faults.point("prepare.synced")
+        self._handed |= {ref.token for _, _, ref in walk(self._written)}
+        return Delta(self.attempt, self.rank, self.world, durable,
+                     {name: dict(shards) for name, shards in self._written.items()},
+                     {name: counts.copy() for name, counts in self._changes.items()})
+
+    def commit(self, name: str, deltas: Sequence[Delta], meta: dict | None = None) -> Entry:
+        """Rank 0: publish a snapshot from the deltas of all ranks. Afterwards every rank calls adopt(deltas)."""
+        deltas = list(deltas)
+        check_deltas(deltas, self.attempt, self.world)
+        if not all(delta.durable for delta in deltas):
+            raise UserError("a delta of prepare(durable=False) cannot be committed: call prepare() on every rank.")
+        refs = merged(self._base, deltas)
+        entry = self.store.commit(name, refs, self._merged_counts(deltas), self.attempt, meta)
+        self._named = {ref.token for delta in deltas for _, _, ref in walk(delta.refs)}
+        unused = self._unnamed - Manifest(refs).objects()
+        storage.remove([object_url(self.store.url, *item) for item in sorted(unused)])
+        self._unnamed = set()
+        return entry
+
+    def adopt(self, deltas: Sequence[Delta]) -> None:
+        """Every rank, after each exchange: learn the versions that the others wrote."""
+        deltas = list(deltas)
+        check_deltas(deltas, self.attempt, self.world)
+        self._base, self._counts = merged(self._base, deltas), self._merged_counts(deltas)
+        if self.rank == 0:
+            self._unnamed |= {("chunks/" + name, f"{shard:06d}.{ref.token}") for delta in deltas
+                              for name, shard, ref in walk(delta.refs) if ref.token not in self._named}
+        for name, shard, ref in [item for d in deltas if d.rank == self.rank for item in walk(d.refs)]:
+            if self._written.get(name, {}).get(shard) == ref:
+                del self._written[name][shard]
+        self._changes = {name: np.zeros_like(counts) for name, counts in self._counts.items()}
+        self._handed, self._exchange_due = set(), False
+
+    def snapshot(self, name: str, meta: dict | None = None) -> Entry:
+        """prepare + commit + adopt, for a single process."""
+        deltas = [self.prepare()]
+        entry = self.commit(name, deltas, meta)
+        self.adopt(deltas)
+        return entry
+
+    def restore(self, name: str | None) -> None:
+        """Roll back to a snapshot (None: initial values). Every rank calls it; leases must be released."""
+        self.finish()
+        self._discard_written()
+        self._set_base(name)
+        self._exchange_due = False
+
+    def collect(self, keep: Sequence[str]) -> None:
+        """Rank 0: delete all snapshots but these, and what only they used."""
+        self._unnamed |= self.store.collect(keep, self.attempt, live=self._base)
+
+    def delete_snapshot(self, name: str) -> None:
+        self._unnamed |= self.store.delete_snapshot(name, self.attempt, live=self._base)
+
+    # ---- reading outside leases, histograms
+
+    def read_shard(self, field: str, shard: int) -> np.ndarray:
+        """Stored rows of one shard as last written (not of a leased shard); for passes over all samples."""
+        if self.slots.slot_of[shard] >= 0:
+            raise UserError(f"shard {shard} is leased: passes over all rows run between epochs, after finish().")
+        return self.store.read({field: self._versions(field)}, field, shard, self.initials)
+
+    def histogram(self, field: str) -> tuple[np.ndarray, np.ndarray]:
+        """(counts of the last exchange, this rank's changes since), int64 [columns, 256] each. The caller sums the
+        changes over ranks; exact when no shard is leased."""
+        self._engine.drain()
+        if field not in self._counts:
+            raise UserError(f"field {self.slots.known(field)!r} keeps no histogram: declare it with histogram=True.")
+        return self._counts[field].copy(), self._changes[field].copy()
+
+    # ---- life
+
+    def close(self) -> None:
+        """Stop the threads and drop what was not committed; safe to call twice and in an exception."""
+        if not self._engine.stopping:
+            self._engine.stop()
+            self._discard_written()
+            self._claim.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- inside
+
+    def _set_base(self, snapshot: str | None) -> None:
+        manifest = Manifest({}) if snapshot is None else self.store.manifest(snapshot)
+        self._base, self._written, self._handed = manifest.refs, {}, set()
+        for field in self.schema.fields.values():
+            if not field.histogram:
+                continue
+            if field.name in manifest.histograms:
+                counts = read_histogram(self.store.url, field.name, manifest.histograms[field.name])
+            else:
+                counts = histograms.initial_counts(field, self.schema.seed, self.schema.rows,
+                                                   self.initials.get(field.name), self.excluded.get(field.name))
+            self._counts[field.name], self._changes[field.name] = counts, np.zeros_like(counts)
+
+    def _merged_counts(self, deltas: list[Delta]) -> dict[str, np.ndarray]:
+        return {name: counts + sum(delta.histograms[name] for delta in deltas) for name, counts in self._counts.items()}
+
+    def _versions(self, field: str) -> dict[int, Ref]:
+        return {**self._base.get(field, {}), **self._written.get(field, {})}
+
+    def _leased_slot(self, shard: int) -> int:
+        self.schema.check_shard(shard)
+        slot = int(self.slots.slot_of[shard])
+        if slot < 0:
+            raise UserError(f"shard {shard} is not leased, so it cannot be released.")
+        return slot
+
+    def _take_dirty(self, slot: int) -> list[str]:
+        dirty = [name for name, flags in self.slots.dirty.items() if flags[slot]]
+        for name in dirty:
+            self.slots.dirty[name][slot] = False
+        return dirty
+
+    def _discard_written(self) -> None:
+        """Remove this rank's objects that nobody else can know of."""
+        gone = [chunks.chunk_url(self.store.url, name, shard, ref.token)
+                for name, shard, ref in walk(self._written) if ref.token not in self._handed]
+        storage.remove(gone)
+        self._unsynced -= set(gone)
+        self._written = {}
+
+    # ---- in the I/O threads
+
+    def _load(self, field: str, shard: int, slot: int) -> None:
+        spec, rows, out = self.schema.fields[field], int(self.schema.rows[shard]), self.slots.slabs[field][slot]
+        ref = self._written.get(field, {}).get(shard) or self._base.get(field, {}).get(shard)
+        if ref is None:
+            out[:rows] = spec.initial_rows(self.schema.seed, shard, rows, self.initials.get(field))
+            out[rows:] = 0
+        else:
+            chunks.read_into(self.store.url, spec, shard, ref, out)
+        if spec.histogram:
+            self.slots.before[field][slot] = out
+        with self._engine.changed:
+            self.metrics.chunks_read += ref is not None
+            self.metrics.bytes_read += ref.size if ref is not None else 0
+
+    def _store(self, field: str, shard: int, slot: int) -> None:
+        spec, data = self.schema.fields[field], self.slots.slabs[field][slot]
+        token = f"{self.attempt}-{self.rank}-{next(self._count)}"
+        moved = self._change(field, shard, slot) if spec.histogram else None
+        ref = chunks.write(self.store.url, spec, shard, token, data)
+        with self._engine.changed:
+            old = self._written.setdefault(field, {}).get(shard)
+            self._written[field][shard] = ref
+            self._unsynced.add(chunks.chunk_url(self.store.url, field, shard, token))
+            if moved is not None:
+                self._changes[field] += moved
+            self.metrics.chunks_written += 1
+            self.metrics.bytes_written += ref.size
+            if old is None or old.token in self._handed:
+                return
+            superseded = chunks.chunk_url(self.store.url, field, shard, old.token)
+            self._unsynced.discard(superseded)
+        storage.remove([superseded])
+
+    def _change(self, field: str, shard: int, slot: int) -> np.ndarray:
+        rows = int(self.schema.rows[shard])
+        before, after = self.slots.before[field][slot], self.slots.slabs[field][slot]
+        outside = self.excluded[field](shard) if field in self.excluded else None
+        moved = histograms.change(before[:rows], after[:rows], outside)
+        before[:] = after
+        return moved

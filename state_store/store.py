@@ -1,0 +1,214 @@
+"""The state store on disk or object storage: attempts, snapshots, commit, and collection of what is no longer used.
+
+Nothing here is on the hot path; sessions (session.py) do the reading and writing of shards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from data_pipelines import storage
+from data_pipelines.errors import UserError
+from state_store import faults
+from state_store.chunks import read_into
+from state_store.fields import Field
+from state_store.log import Entry, Log
+from state_store.manifest import (
+    Manifest,
+    Refs,
+    manifest_url,
+    object_url,
+    read_manifest,
+    write_histogram,
+    write_manifest,
+)
+from state_store.schema import Schema, read_schema, write_schema
+
+if TYPE_CHECKING:
+    from state_store.session import Session
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+# Objects that this program wrote: foreign files are left alone (`verify` names them).
+_OURS = re.compile(r"^(\d{6,}\.\d+-\d+-\d+|[a-z]\w*\.\d+-[0-9a-f]{12}|\d+-[0-9a-f]{12}\.json"
+                   r"|.*\.[0-9a-f]{8}\.partial)$")
+_REMOVE_BATCH = 500
+Initials = dict[str, Callable[[int], np.ndarray]]  # field → function(shard) → rows, for fields with a Given rule
+
+
+class StateStore:
+    def __init__(self, url: str, schema: Schema):
+        self.url, self.schema, self.log = url.rstrip("/"), schema, Log(url)
+
+    # ---- snapshots
+
+    def snapshots(self) -> list[Entry]:
+        """Committed snapshots, oldest first; of two with one name (a relaunch made it again) the newer counts."""
+        by_name = {entry.name: entry for entry in self.log.entries() if entry.kind == "snapshot"}
+        return sorted(by_name.values(), key=lambda entry: entry.number)
+
+    def entry(self, name: str) -> Entry:
+        for entry in self.snapshots():
+            if entry.name == name:
+                return entry
+        names = [entry.name for entry in self.snapshots()]
+        raise UserError(f"{self.url}: no snapshot {name!r}; there are {names or 'none'}.")
+
+    def manifest(self, name: str) -> Manifest:
+        entry = self.entry(name)
+        return read_manifest(self.url, entry.manifest, entry.sha256)
+
+    def commit(self, name: str, refs: Refs, histograms: dict[str, np.ndarray], attempt: int,
+               meta: dict | None = None) -> Entry:
+        """Publish a snapshot: all its chunks are durable already; creating the log entry is the commit."""
+        if not _NAME.match(name):
+            raise UserError(f"snapshot name {name!r}: use letters, digits, '.', '_' and '-'.")
+        self._check_may_commit(self.log.entries(), name, attempt)
+        faults.point("commit.before_manifest")
+        token = f"{attempt}-{uuid.uuid4().hex[:12]}"
+        stored = {field: write_histogram(self.url, field, token, counts) for field, counts in histograms.items()}
+        sha256 = write_manifest(self.url, token, Manifest(refs, stored))
+        faults.point("commit.manifest")
+
+        def body(entries: list[Entry]) -> dict:
+            self._check_may_commit(entries, name, attempt)
+            return {"kind": "snapshot", "attempt": attempt, "name": name, "manifest": token, "sha256": sha256,
+                    "meta": meta or {}}
+
+        try:
+            entry = self.log.append(body)
+        except UserError:
+            storage.remove([manifest_url(self.url, token), *_histogram_urls(self.url, stored)])
+            raise
+        faults.point("commit.entry")
+        return entry
+
+    def _check_may_commit(self, entries: list[Entry], name: str, attempt: int) -> None:
+        self.log.check_current(attempt, entries)
+        if any(e.kind == "snapshot" and e.name == name and e.attempt == attempt for e in entries):
+            raise UserError(f"snapshot {name!r} exists: snapshots are immutable. Choose another name, or delete it.")
+
+    def collect(self, keep: Sequence[str], attempt: int, live: Refs | None = None) -> set[tuple[str, str]]:
+        """Delete all snapshots but `keep`, and the objects that only they named; returns those spared for `live`.
+
+        Only objects named by a deleted manifest are candidates: what other ranks are writing now is in no manifest, so
+        it cannot be touched. `live` are the versions a running session works on; they stay.
+        """
+        self.log.check_current(attempt)
+        kept = {self.entry(name).number for name in keep}
+        doomed = [e for e in self.log.entries() if e.kind == "snapshot" and e.number not in kept]
+        if not doomed:
+            return set()
+        needed: set[tuple[str, str]] = set()
+        for name in keep:
+            needed |= self.manifest(name).objects()
+        unused: set[tuple[str, str]] = set()
+        for entry in doomed:
+            # A damaged manifest can be deleted too; the next attempt sweeps what it named.
+            with contextlib.suppress(UserError):
+                unused |= read_manifest(self.url, entry.manifest, entry.sha256).objects()
+        unused -= needed
+        spared = unused & Manifest(live or {}).objects()
+        unused -= spared
+        # The entry goes first: a snapshot that can be named is always whole.
+        self.log.remove([entry.number for entry in doomed], attempt)
+        faults.point("collect.entry_removed")
+        self._remove(sorted(unused), "collect.some_removed")
+        storage.remove([manifest_url(self.url, entry.manifest) for entry in doomed])
+        faults.point("collect.removed")
+        return spared
+
+    def delete_snapshot(self, name: str, attempt: int, live: Refs | None = None) -> set[tuple[str, str]]:
+        doomed = self.entry(name)
+        return self.collect([e.name for e in self.snapshots() if e.number != doomed.number], attempt, live)
+
+    # ---- attempts
+
+    def begin_attempt(self) -> int:
+        """Take over the store for a new launch (rank 0; the others are told the number) and sweep what died with older
+        ones. From here on an older launch that still runs can neither publish nor delete."""
+        faults.point("attempt.before_entry")
+        entry = self.log.append(lambda entries: {"kind": "attempt", "attempt": self.log.newest_attempt(entries) + 1})
+        faults.point("attempt.entry")
+        self.sweep()
+        return entry.attempt
+
+    def sweep(self) -> int:
+        """Delete objects that no snapshot names. Only at the start of an attempt, when no rank is writing."""
+        try:
+            orphans = self.orphans()
+        except UserError:
+            return 0  # a damaged manifest hides which objects it needs: nothing is safe to delete until it is mended
+        self._remove(orphans, "sweep.some_removed")
+        return len(orphans)
+
+    def orphans(self) -> list[tuple[str, str]]:
+        needed: set[tuple[str, str]] = set()
+        for entry in self.snapshots():
+            needed |= read_manifest(self.url, entry.manifest, entry.sha256).objects()
+            needed.add(("manifests", entry.manifest + ".json"))
+        newest = self.log.newest_attempt()
+        found: set[tuple[str, str]] = set()
+        for kind in [*(f"chunks/{field}" for field in self.schema.fields), "histograms", "manifests"]:
+            found |= {(kind, name) for name in storage.list_names(storage.join(self.url, kind)) if _OURS.search(name)}
+        found |= {("claims", name) for name in storage.list_names(storage.join(self.url, "claims"))
+                  if not name.startswith(f"{newest}-")}
+        found |= {("log", name) for name in storage.list_names(storage.join(self.url, "log"))
+                  if name.endswith(".partial")}
+        return sorted(found - needed)
+
+    def _remove(self, objects: list[tuple[str, str]], fault: str) -> None:
+        for start in range(0, len(objects), _REMOVE_BATCH):
+            batch = objects[start : start + _REMOVE_BATCH]
+            half = len(batch) // 2  # so that a kill can land between two deletions even of a few objects
+            storage.remove([object_url(self.url, *item) for item in batch[:half]])
+            faults.point(fault)
+            storage.remove([object_url(self.url, *item) for item in batch[half:]])
+
+    def session(self, attempt: int, rank: int = 0, world: int = 1, **options) -> Session:
+        """A rank's session (session.py has the options: budget, snapshot, initials, excluded, threads)."""
+        from state_store.session import Session  # it builds on this module
+
+        return Session(self, attempt, rank, world, **options)
+
+    # ---- reading committed state
+
+    def read(self, refs: Refs, field: str, shard: int, initials: Initials | None = None) -> np.ndarray:
+        """Stored rows [rows of the shard, *stored_shape] of one chunk, initial values if it was never written."""
+        spec, rows = self.schema.fields[field], int(self.schema.rows[shard])
+        ref = refs.get(field, {}).get(shard)
+        if ref is None:
+            return np.array(spec.initial_rows(self.schema.seed, shard, rows, (initials or {}).get(field)))
+        out = np.empty((self.schema.max_rows, *spec.stored_shape), spec.stored_dtype)
+        read_into(self.url, spec, shard, ref, out)
+        return out[:rows]
+
+
+def create(url: str, rows: Sequence[int] | np.ndarray, fingerprint: str, fields: Sequence[Field],
+           seed: int = 0) -> StateStore:
+    """A new store: metadata only, whatever the number of samples; chunks appear when they are first written."""
+    schema = Schema.of(rows, fingerprint, fields, seed)
+    write_schema(url, schema)
+    return StateStore(url, schema)
+
+
+def open(url: str, rows: Sequence[int] | np.ndarray | None = None, fingerprint: str | None = None,
+         fields: Sequence[Field] | None = None, seed: int | None = None) -> StateStore:
+    """Open a store; whatever is passed besides the URL must be what the store was created with."""
+    schema = read_schema(url)
+    asked = Schema.of(schema.rows if rows is None else rows, schema.fingerprint if fingerprint is None else fingerprint,
+                      list(schema.fields.values()) if fields is None else fields, schema.seed if seed is None else seed)
+    differences = schema.differences(asked)
+    if differences:
+        raise UserError(f"{url} does not fit what is asked:\n  " + "\n  ".join(differences) + "\nContinue with the old "
+                        "settings, choose another store URL, or convert it (`lacuna state migrate`).")
+    return StateStore(url, schema)
+
+
+def _histogram_urls(store: str, stored: dict) -> list[str]:
+    return [object_url(store, "histograms", f"{field}.{ref.token}") for field, ref in stored.items()]
