@@ -1,0 +1,39 @@
+"""Benchmarks: each compares with a named alternative on this machine, within one run.
+
+  lacuna bench map             exact mAP against scikit-learn, full size
+  lacuna bench map --quick     the same in under 50 s
+  lacuna bench map --help      what one benchmark measures, and its options
+The last line printed is one JSON object: {"bench": NAME, "ratios": {…}, …}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+
+from data_pipelines.errors import UserError
+
+# name → module. A module has `run(quick, args) -> dict` (with the key "ratios") and may have `configure(parser)`.
+BENCHES = {
+    "map": "tools.bench.map",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help=f"which benchmark: {', '.join(BENCHES)}")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="--quick and the benchmark's own options")
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.name not in BENCHES:
+        raise UserError(f"no benchmark {args.name!r}; there are: {', '.join(BENCHES)}. Try `lacuna bench map --quick`.")
+    module = importlib.import_module(BENCHES[args.name])
+    parser = argparse.ArgumentParser(prog=f"lacuna bench {args.name}", description=module.__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smaller form, at most 50 s on 2 cores")
+    if hasattr(module, "configure"):
+        module.configure(parser)
+    own = parser.parse_args(args.options)
+    report = module.run(own.quick, own)
+    print(json.dumps({"bench": args.name, "quick": own.quick, **report}))

@@ -1,0 +1,159 @@
+"""Exact mAP of batches collected as an evaluation does, against scikit-learn class by class.
+
+Ratios:
+  vs_sklearn          fully annotated scores: scikit-learn's time ÷ ours (collecting the batches is part of ours)
+  partial_vs_sklearn  10 annotated entries a row among 9,600 classes: the same
+  max_abs_diff        largest difference of a class's AP, both cases; half of the compared classes have tied scores
+  memory_vs_scores    extra memory at its peak ÷ size of the fully annotated scores, copies of the batches included
+scikit-learn is timed on every fourth class and its time multiplied by four.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from sklearn.metrics import average_precision_score
+
+from data_pipelines.errors import UserError
+from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from trainer.metrics_collector import ScoreCollector
+
+_BATCH = 256
+_REPEATS = 3
+_TIMED = slice(None, None, 4)  # the classes that scikit-learn is timed on
+# ReaL has 46,837 labelled images, 1,000 classes and 1.2288 positives an image.
+_POSITIVES_PER_ROW = 1.2288
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, default=0, help="of the made-up scores (default 0)")
+    parser.add_argument("--dense", metavar="ROWSxCLASSES", help="another size of the fully annotated case")
+    parser.add_argument("--partial", metavar="ROWSxCLASSES", help="another size of the partially annotated case")
+
+
+def run(quick: bool, args: argparse.Namespace) -> dict:
+    dense_size = _size("--dense", args.dense) or (46_837, 500 if quick else 1_000)
+    partial_size = _size("--partial", args.partial) or (10_000 if quick else 20_000, 9_600)
+    scores, targets = dense_case(np.random.default_rng(args.seed), *dense_size)
+    extra = peak_extra_bytes(lambda: ours(scores, targets))
+    dense = compare("dense", scores, targets)
+    size = scores.nbytes
+    del scores, targets
+    scores, targets = partial_case(np.random.default_rng(args.seed + 1), *partial_size, annotated=10)
+    partial = compare("partial", scores, targets)
+    return {
+        "ratios": {
+            "vs_sklearn": round(dense["sklearn_seconds"] / dense["seconds"], 2),
+            "partial_vs_sklearn": round(partial["sklearn_seconds"] / partial["seconds"], 2),
+            "max_abs_diff": max(dense["max_abs_diff"], partial["max_abs_diff"]),
+            "memory_vs_scores": round(extra / size, 3),
+        },
+        "dense": dense, "partial": partial,
+        "note": "sklearn_seconds: measured on sklearn_classes_timed classes, scaled to all; "
+                f"seconds: median of {_REPEATS}, collecting included",
+    }
+
+
+def _size(flag: str, text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    numbers = text.split("x")
+    if len(numbers) != 2 or not all(n.isdigit() and int(n) > 0 for n in numbers):
+        raise UserError(f"{flag} {text!r}: give two numbers above 0, for example {flag} 5000x200.")
+    return int(numbers[0]), int(numbers[1])
+
+
+def dense_case(rng: np.random.Generator, rows: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sigmoid scores and full annotation."""
+    targets = (rng.random((rows, classes), dtype=np.float32) < _POSITIVES_PER_ROW / classes).astype(np.int8)
+    return _scores_for(rng, targets), targets
+
+
+def partial_case(rng: np.random.Generator, rows: int, classes: int, annotated: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sigmoid scores and `annotated` known entries in each row."""
+    targets = np.full((rows, classes), UNKNOWN, np.int8)
+    where = rng.integers(0, classes, (rows, annotated))
+    targets[np.arange(rows)[:, None], where] = rng.choice([POSITIVE, NEGATIVE], where.shape)
+    return _scores_for(rng, targets), targets
+
+
+def ours(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """AP per class, in the way an evaluation gets it: batch by batch."""
+    collector = ScoreCollector(scores.shape[1])
+    for start in range(0, len(scores), _BATCH):
+        collector.add(scores[start : start + _BATCH], targets[start : start + _BATCH])
+    return collector.result().ap
+
+
+def sklearn_ap(scores: np.ndarray, targets: np.ndarray, classes: range) -> np.ndarray:
+    """The reference: annotated entries of one class after the other."""
+    out = np.full(len(classes), np.nan)
+    for i, c in enumerate(classes):
+        known = targets[:, c] != UNKNOWN
+        truth = targets[known, c] == POSITIVE
+        if truth.any():
+            out[i] = average_precision_score(truth, scores[known, c])
+    return out
+
+
+def compare(name: str, scores: np.ndarray, targets: np.ndarray) -> dict:
+    seconds = []
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        ap = ours(scores, targets)
+        seconds.append(time.perf_counter() - start)
+    timed = range(scores.shape[1])[_TIMED]
+    start = time.perf_counter()
+    reference = sklearn_ap(scores, targets, timed)
+    scaled = (time.perf_counter() - start) * scores.shape[1] / len(timed)
+    mine = ap[_TIMED]
+    assert np.array_equal(np.isnan(mine), np.isnan(reference)), "classes without positives differ"
+    difference = float(np.nanmax(np.abs(mine - reference)))
+    print(f"{name}: {scores.shape[0]:,} × {scores.shape[1]:,}: ours {statistics.median(seconds):.2f} s, scikit-learn "
+          f"{scaled:.1f} s (scaled from {len(timed):,} classes), largest difference {difference:.1e}", flush=True)
+    return {"rows": scores.shape[0], "classes": scores.shape[1], "seconds": round(statistics.median(seconds), 4),
+            "sklearn_seconds": round(scaled, 3), "sklearn_classes_timed": len(timed), "max_abs_diff": difference}
+
+
+def peak_extra_bytes(call: Callable[[], object]) -> int:
+    """Extra memory of a call at its peak: the larger of what was requested and what became resident."""
+    resident = _status_bytes("VmRSS")
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew; without it the peak is an upper bound
+    tracemalloc.start()  # numpy reports its arrays to tracemalloc
+    call()
+    requested = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return max(requested, _status_bytes("VmHWM") - resident)
+
+
+def _status_bytes(field: str) -> int:
+    """A memory figure of this process; 0 where the system has no /proc."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _scores_for(rng: np.random.Generator, targets: np.ndarray) -> np.ndarray:
+    """float32 scores that prefer positives; in every other timed class rounded to float16, so that many tie."""
+    scores = rng.standard_normal(targets.shape, dtype=np.float32)
+    scores *= 2
+    scores -= 5
+    scores[targets == POSITIVE] += 4
+    np.negative(scores, out=scores)
+    np.exp(scores, out=scores)
+    scores += 1
+    np.reciprocal(scores, out=scores)
+    for start in range(0, scores.shape[1], 8):
+        tied = scores[:, start : start + 4]
+        tied[:] = tied.astype(np.float16)
+    return scores
