@@ -161,7 +161,11 @@ def read_source(sample: Sample) -> bytes:
 
 
 def _run_parallel(jobs: Iterator[ShardJob], workers: int) -> Iterator[Shard]:
-    """Shards as they finish; only a few jobs are in flight, so that nine million samples are never listed at once."""
+    """Shards as they finish; only a few jobs are in flight, so that nine million samples are never listed at once.
+
+    Threads, because copying waits for files and Pillow works outside the interpreter lock: on 2 cores they copied twice
+    as fast as processes (which must be sent the samples) and resized 1.5 times as fast.
+    """
     pool = ThreadPoolExecutor(workers)
     flying: set[Future[Shard]] = set()
     try:

@@ -3,6 +3,8 @@
   lacuna shards make imagenet --images ILSVRC/train --out s3://bucket/imagenet-train --resize 480
   lacuna shards make features --features f.npy --labels y.npy --out shards/features
   lacuna shards make openimages --help          the options of one reader
+  lacuna shards index tars --classes classes.txt      index WebDataset tars made elsewhere
+  lacuna shards check shards/coco-train               exit code 1 if anything is wrong
 
 `make` shuffles the samples (seeded), copies image files unchanged, and writes an index and the label sidecar `labels`.
 The number of shards is a multiple of --streams; a shard has at most --shard-mb megabytes and 8192 rows.
@@ -14,12 +16,15 @@ import argparse
 import inspect
 import json
 import sys
+from dataclasses import asdict
 
-from data_pipelines.index import ShardIndex, Sidecar
+from data_pipelines import indexing
+from data_pipelines.index import UNLISTED_WORDS, ShardIndex, Sidecar
 from data_pipelines.packing import SIDECAR_NAME, SKIPPED_NAME, Layout, pack
 from data_pipelines.readers import READERS
-from data_pipelines.readers.base import Dataset
 from tools.progress import Progress
+
+_SHOWN = 50
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +38,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
                                  formatter_class=argparse.RawDescriptionHelpFormatter)
         reader.configure(one.add_argument_group("the dataset"))
         _packing_options(one.add_argument_group("the shards"))
+    _index_options(actions.add_parser("index", help="index WebDataset tars made elsewhere", epilog=indexing.__doc__,
+                                      formatter_class=argparse.RawDescriptionHelpFormatter))
+    checks = actions.add_parser("check", help="verify shards, index and labels, and decode every sample")
+    checks.add_argument("folder", help="folder or URL with an index.json")
+    checks.add_argument("--no-decode", action="store_true", help="only compare tables, tars and labels")
+    checks.add_argument("--workers", type=int, default=0, help="shards checked at the same time (default: 1 a core)")
+    checks.add_argument("--json", action="store_true", help="print everything found as one JSON object")
 
 
 def _packing_options(group) -> None:
@@ -48,8 +60,46 @@ def _packing_options(group) -> None:
     group.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
 
+def _index_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", help="folder or URL with the tars; the index is written beside them")
+    parser.add_argument("--classes", metavar="FILE", help="class list, `name` or `id<TAB>name` a line")
+    parser.add_argument("--split", default="train", help="name to record (default: train)")
+    parser.add_argument("--unlisted", choices=sorted(UNLISTED_WORDS), default="unknown",
+                        help="what a class that a sample does not list is (default: unknown)")
+    parser.add_argument("--labels-from", choices=indexing.LABEL_EXTENSIONS, help="read only this kind of label member")
+    parser.add_argument("--allow-unlabelled", action="store_true", help="samples without labels are all unknown")
+    parser.add_argument("--workers", type=int, default=0, help="tars read at the same time (default: 2 a core)")
+    parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
+
+
 def run(args: argparse.Namespace) -> int:
-    return _make(args)
+    return {"make": _make, "index": _index, "check": _check}[args.action](args)
+
+
+def _index(args: argparse.Namespace) -> int:
+    options = indexing.IndexOptions(args.classes, args.split, args.unlisted, args.labels_from, args.allow_unlabelled)
+    with Progress(None, "indexing", "tars") as meter:
+        index = indexing.index_tars(args.folder, options, workers=args.workers, advance=meter.advance)
+    _print_summary(index, [], args.json)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    from data_pipelines import checking  # imports torch, which the other actions do not need
+
+    with Progress(ShardIndex.load(args.folder).samples, "checking", "samples") as meter:
+        report = checking.check(args.folder, decode=not args.no_decode, workers=args.workers, advance=meter.advance)
+    if args.json:
+        print(json.dumps({"ok": not report.problems, **asdict(report)}))
+        return 1 if report.problems else 0
+    for word, found in (("problem", report.problems), ("warning", report.warnings)):
+        for problem in found[:_SHOWN]:
+            print(f"{word}: {problem}")
+        if len(found) > _SHOWN:
+            print(f"… and {len(found) - _SHOWN:,} more {word}s; --json lists all")
+    print(f"{report.samples:,} samples in {report.shards:,} shards, sidecars {', '.join(report.sidecars) or 'none'}: "
+          f"{len(report.problems):,} problems, {len(report.warnings):,} warnings")
+    return 1 if report.problems else 0
 
 
 def _make(args: argparse.Namespace) -> int:
@@ -61,17 +111,17 @@ def _make(args: argparse.Namespace) -> int:
     with Progress(len(dataset.samples), "packing", "samples") as meter:
         index = pack(dataset, args.out, layout, workers=args.workers, resize=args.resize, overwrite=args.overwrite,
                      advance=meter.advance)
-    _print_summary(index, dataset, args.json)
+    _print_summary(index, dataset.skipped, args.json)
     return 0
 
 
-def _print_summary(index: ShardIndex, dataset: Dataset, as_json: bool) -> None:
+def _print_summary(index: ShardIndex, skipped: list[str], as_json: bool) -> None:
     sidecar = Sidecar.load(index, SIDECAR_NAME)
     facts = {
         "out": index.url, "samples": index.samples, "shards": len(index.shards), "classes": len(index.classes),
         "rows_per_shard": [int(index.rows.min()), int(index.rows.max())], "bytes": sum(s.bytes for s in index.shards),
         "positives": int(sidecar.positives.sum()), "negatives": int(sidecar.negatives.sum()),
-        "classes_without_positive": int((sidecar.positives == 0).sum()), "skipped": len(dataset.skipped),
+        "classes_without_positive": int((sidecar.positives == 0).sum()), "skipped": len(skipped),
         "fingerprint": index.fingerprint, "labels_fingerprint": sidecar.fingerprint,
     }
     if as_json:
@@ -80,6 +130,6 @@ def _print_summary(index: ShardIndex, dataset: Dataset, as_json: bool) -> None:
     for name, value in facts.items():
         shown = f"{value:,}" if isinstance(value, int) else value
         print(f"{name.replace('_', ' '):>26}  {shown}")
-    if dataset.skipped:
-        print(f"{len(dataset.skipped):,} samples were left out, first: {dataset.skipped[0]}; all in "
+    if skipped:
+        print(f"{len(skipped):,} samples were left out, first: {skipped[0]}; all in "
               f"{index.url}/{SKIPPED_NAME}")
