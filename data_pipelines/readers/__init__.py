@@ -7,12 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from data_pipelines.readers import (
+    cifar100,
     coco,
+    cub,
     features,
     folder,
     imagenet,
+    lvis,
+    nuswide,
     openimages,
     tsv,
+    voc,
 )
 from data_pipelines.readers.base import Dataset, Sample
 
@@ -34,6 +39,11 @@ READERS = {
                        imagenet.configure, imagenet.read),
     "coco": Reader("COCO instances (2014, 2017)", coco.configure_instances, coco.read_instances),
     "coco_panoptic": Reader("COCO panoptic (things and stuff)", coco.configure_panoptic, coco.read_panoptic),
+    "voc": Reader("PASCAL VOC (ImageSets/Main)", voc.configure, voc.read),
+    "lvis": Reader("LVIS: federated labels with verified negatives", lvis.configure, lvis.read),
+    "nuswide": Reader("NUS-WIDE: official lists, or the .npy matrices of Cole et al.", nuswide.configure, nuswide.read),
+    "cub": Reader("CUB-200-2011 with its 312 attributes as classes", cub.configure, cub.read),
+    "cifar100": Reader("CIFAR-100: python or binary archive", cifar100.configure, cifar100.read),
     "openimages": Reader("OpenImages V6 image-level label CSVs", openimages.configure, openimages.read),
     "tsv": Reader("a text table of path, positive classes, negative classes", tsv.configure, tsv.read),
     "features": Reader("pre-extracted feature vectors (.npy) with labels", features.configure, features.read),
