@@ -10,6 +10,7 @@ import os
 import tempfile
 import weakref
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +18,9 @@ from data_pipelines import storage
 from data_pipelines.errors import UserError
 from data_pipelines.index import ShardIndex, Sidecar
 from data_pipelines.labels import NEGATIVE, POSITIVE
-from data_pipelines.subsets import Subset
+
+if TYPE_CHECKING:
+    from data_pipelines.subsets import Subset
 
 _COPY_BYTES = 8 << 20
 _TAR_BLOCK = 512
@@ -36,7 +39,10 @@ class ShardSource:
     @classmethod
     def load(cls, url: str, labels: str, subset: str | None, scratch: str | None = None) -> ShardSource:
         index = ShardIndex.load(url)
-        chosen = Subset.load(index, subset) if subset else None
+        chosen = None
+        if subset:
+            from data_pipelines.subsets import Subset
+            chosen = Subset.load(index, subset)
         return cls(index, Sidecar.load(index, labels), chosen, scratch)
 
     @property

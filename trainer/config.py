@@ -118,6 +118,8 @@ class TrainConfig(Section):
     checkpoint_every: Duration = "1ep"
     keep: int = Field(2, gt=0)
     """Last checkpoints to keep, besides the best."""
+    trace_samples: bool = False
+    """Write which samples every step saw to trace/rank-N.jsonl."""
     timeout_seconds: float = Field(600, gt=0)
     """A rank that makes no progress for so long is named and the launch ends."""
 
@@ -143,7 +145,7 @@ class Config(Section):
         body = self.model_dump()
         for key in ("workers", "prefetch", "scratch"):
             body["data"].pop(key)
-        for key in ("log_every", "checkpoint_every", "keep", "timeout_seconds", "micro_batch", "deepspeed", "compile",
+        for key in ("log_every", "checkpoint_every", "keep", "timeout_seconds", "trace_samples", "micro_batch", "deepspeed", "compile",
                     "channels_last"):
             body["train"].pop(key)
         for key in ("run_folder", "name"):

@@ -113,7 +113,7 @@ class Phase:
         for epoch in range(position.epoch, self.config.epochs):
             if position.step == 0:
                 self.run.method.begin_epoch(epoch)
-                self.sums.zero_()
+                self.sums[1:] = 0
             position = self._train_epoch(position)
             if self.run.stop.asked:
                 return position
@@ -168,6 +168,8 @@ class Phase:
         torch.manual_seed(mix(run.config.seed, position.total_steps, world.rank))  # dropout, the same after a resume
         counted, stop, bad = world.sum_counts(len(batch), run.stop.asked, len(batch.bad))
         self._note_bad(batch, int(bad), position)
+        if run.config.train.trace_samples:
+            run.run_log.trace(world.rank, position.total_steps + 1, batch.shards.tolist(), batch.rows.tolist())
         step = Step(world, max(1, int(counted)), position.epoch, self.config.epochs)
         done = sum(p.steps for p in self.plans[: position.epoch]) + position.step
         warmup = to_steps(self.config.warmup, self.plans[0].steps, self.total)

@@ -69,6 +69,13 @@ class RunLog:
             with open(os.path.join(self.folder, "bad_samples.jsonl"), "a", encoding="utf-8") as f:
                 f.writelines(json.dumps(line) + "\n" for line in lines)
 
+    def trace(self, rank: int, step: int, shards: list[int], rows: list[int]) -> None:
+        """Every rank writes its own file; after a resume, the last line of a step counts."""
+        folder = os.path.join(self.folder, "trace")
+        os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(folder, f"rank-{rank}.jsonl"), "a", encoding="utf-8") as f:
+            f.write(json.dumps({"step": step, "samples": list(zip(shards, rows, strict=True))}) + "\n")
+
     def begin_epoch(self, label: str, total: int, done: int) -> None:
         self.meter.restart(total - done)
         if self.main and sys.stderr.isatty():

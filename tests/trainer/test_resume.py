@@ -1,0 +1,153 @@
+"""A run that was killed or stopped and resumed ends as if it had never been, on the same or another number of ranks."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from launching import (
+    Launch,
+    assert_equal_weights,
+    last_checkpoint,
+    losses,
+    metrics,
+    optimizer_tensors,
+    timeless,
+    trace,
+    weights,
+)
+
+
+def config(shards: Path, name: str, **phase) -> dict:
+    return {
+        "name": name,
+        "data": {
+            "train": {"url": str(shards / "train")}, "val": {"url": str(shards / "val")},
+            "test": {"url": str(shards / "test")}, "image_size": 32, "normalize": "centered", "streams": 4,
+            "open_shards": 2, "augment": {"crop": "random_resized", "flip": True},
+        },
+        "model": {"backbone": "lacuna:tiny"},
+        "method": {"name": "epr", "expected_positives": 2.2},
+        "phases": [
+            {"name": "linear", "epochs": 1, "batch": 32, "lr": 1e-3, "trainable": "head", **phase},
+            {"name": "all", "epochs": 2, "batch": 32, "lr": 1e-3, "schedule": "cosine", **phase},
+        ],
+        "train": {"log_every": 1, "checkpoint_every": "5st", "ema_decay": 0.9, "trace_samples": True,
+                  "clip_norm": 1.0},
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def reference(digit_shards, folder) -> Path:
+    """Two ranks, never interrupted."""
+    launch = Launch(config(digit_shards, "reference"), folder, 2)
+    launch.ok()
+    return launch.folder
+
+
+def test_two_ranks_and_one_rank_see_the_same_batches_and_the_same_losses(digit_shards, folder, reference):
+    launch = Launch(config(digit_shards, "one-rank"), folder, 1, cwd=Path("/"))  # works from any folder
+    launch.ok()
+    assert trace(launch.folder) == trace(reference)
+    np.testing.assert_allclose(losses(launch.folder), losses(reference), rtol=1e-3)
+    steps_per_epoch = len(trace(reference)) // 3
+    for epoch in range(3):
+        batches = [trace(reference)[s] for s in range(epoch * steps_per_epoch + 1, (epoch + 1) * steps_per_epoch + 1)]
+        assert sum(map(len, batches)) == len(set().union(*batches)) == 410, "a sample was dropped or repeated"
+
+
+def test_sgd_losses_of_one_and_two_ranks_agree_to_rounding(digit_shards, folder):
+    runs = []
+    for ranks in (1, 2):
+        body = config(digit_shards, f"sgd-{ranks}", optimizer="sgd", lr=0.05)
+        body["phases"] = [{**body["phases"][1], "epochs": 4}]
+        launch = Launch(body, folder, ranks, "data.val=null", "data.test=null")
+        launch.ok()
+        runs.append(losses(launch.folder))
+    assert len(runs[0]) >= 50
+    np.testing.assert_allclose(runs[0], runs[1], atol=1e-5)
+
+
+def test_killed_at_random_steps_and_resumed_is_bit_equal(digit_shards, folder, reference):
+    body = config(digit_shards, "killed")
+    rng = random.Random(1)
+    total = max(trace(reference))
+    for step in sorted(rng.sample(range(2, total - 2), 3)):
+        launch = Launch(body, folder, 2)
+        launch.wait_for_step(step)
+        for pid in launch.ranks():
+            signal.pidfd_send_signal(_pidfd(pid), signal.SIGKILL)
+        assert launch.wait(60) != 0
+    launch = Launch(body, folder, 2)
+    launch.ok()
+    assert "resuming from" in launch.text()
+    assert_equal_weights(reference, launch.folder)
+    for a, b in zip(optimizer_tensors(reference), optimizer_tensors(launch.folder), strict=True):
+        assert torch.equal(a, b)
+    assert timeless(metrics(launch.folder)) == timeless(metrics(reference))
+    assert trace(launch.folder) == trace(reference)
+    assert (launch.folder / "results.json").read_text() == (reference / "results.json").read_text()
+
+
+@pytest.mark.parametrize(("stage", "before", "after"), [("zero0", 2, 1), ("zero1", 2, 1), ("zero2", 1, 2)])
+def test_another_number_of_ranks_continues_the_same_epoch(digit_shards, folder, reference, stage, before, after):
+    body = config(digit_shards, f"elastic-{stage}")
+    launch = Launch(body, folder, before, f"train.deepspeed={stage}")
+    launch.wait_for_step(19)
+    launch.signal_all(signal.SIGKILL)
+    launch.wait(60)
+    launch = Launch(body, folder, after, f"train.deepspeed={stage}")
+    launch.ok()
+    assert "resuming from" in launch.text()
+    assert trace(launch.folder) == trace(reference)
+    np.testing.assert_allclose(losses(launch.folder), losses(reference), rtol=2e-3)
+    for name, value in weights(launch.folder).items():
+        torch.testing.assert_close(value, weights(reference)[name], rtol=2e-2, atol=2e-3)
+
+
+def test_sigterm_finishes_the_step_writes_a_checkpoint_and_exits_0(digit_shards, folder, reference):
+    body = config(digit_shards, "terminated")
+    launch = Launch(body, folder, 1, "train.checkpoint_every=1000st", "data.streams=4")
+    launch.wait_for_step(17)
+    launch.signal_all(signal.SIGTERM)
+    assert launch.wait(60) == 0, launch.text()
+    reached = int(last_checkpoint(launch.folder).name.removeprefix("step-"))
+    assert reached >= 17
+    assert "stopped as asked" in launch.text()
+    launch = Launch(body, folder, 1)
+    launch.ok()
+    assert f"step-{reached:08d}" in launch.text()
+    assert trace(launch.folder) == trace(reference)
+
+
+def test_a_torn_checkpoint_is_passed_over_and_old_ones_are_collected(digit_shards, folder, reference):
+    kept = sorted(p.name for p in (reference / "checkpoints").iterdir())
+    assert 2 <= len(kept) <= 3, "the last two and the best"
+    body = config(digit_shards, "torn")
+    launch = Launch(body, folder, 1)
+    launch.wait_for_step(24)
+    launch.signal_all(signal.SIGKILL)
+    launch.wait(60)
+    newest = last_checkpoint(launch.folder)
+    victim = newest / "model.safetensors"
+    victim.write_bytes(victim.read_bytes()[:-7])
+    launch = Launch(body, folder, 1)
+    launch.ok()
+    assert f"{newest} is torn (model.safetensors is damaged)" in launch.text()
+    assert "resuming from" in launch.text()
+    assert trace(launch.folder) == trace(reference)
+
+
+def _pidfd(pid: int) -> int:
+    import os
+
+    return os.pidfd_open(pid)
