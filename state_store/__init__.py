@@ -2,7 +2,8 @@
 
 from state_store.fields import Constant, Draw, Field, Given
 from state_store.manifest import Delta
+from state_store.memory import MemoryStore
 from state_store.session import Session
 from state_store.store import StateStore, create, open
 
-__all__ = ["Constant", "Delta", "Draw", "Field", "Given", "Session", "StateStore", "create", "open"]
+__all__ = ["Constant", "Delta", "Draw", "Field", "Given", "MemoryStore", "Session", "StateStore", "create", "open"]

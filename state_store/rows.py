@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from state_store.session import Session
+from state_store.schema import Schema
+from state_store.slots import Slots
+
+
+class Holder(Protocol):
+    """The session that the rows are leased by."""
+
+    schema: Schema
+    slots: Slots
+    epoch: int
 
 
 class Rows:
     """Samples (shards[b], rows[b]); valid until the first of their shards is released."""
 
-    def __init__(self, session: Session, shards: np.ndarray, rows: np.ndarray):
+    def __init__(self, session: Holder, shards: np.ndarray, rows: np.ndarray):
         self._session, self._slots, self.shards, self.rows = session, session.slots, shards, rows
         self._index, self._slot = self._slots.locate(shards, rows)
 

@@ -1,0 +1,58 @@
+"""Proves that the disk store and the memory backend keep one contract."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from state_conformance import SEED, Conformance
+from state_samples import FIELDS, INITIALS, ROWS, initial_state
+
+import state_store
+from data_pipelines.errors import UserError
+
+
+class TestMemory(Conformance):
+    def make(self):
+        return state_store.MemoryStore(ROWS, "index-1", FIELDS, SEED)
+
+
+class TestDisk(Conformance):
+    def make(self):
+        return state_store.create(str(self.folder / "state"), ROWS, "index-1", FIELDS, SEED)
+
+    def test_a_small_budget_is_explained(self, store):
+        """Fewer slots than open shards is an error that names the remedy, not a hang."""
+        attempt = store.begin_attempt()
+        with pytest.raises(UserError, match=r"holds no shard.*needs"):
+            store.session(attempt, budget=100)
+        with store.session(attempt, budget=self.budget, initials=INITIALS) as session:
+            slots = session.slots.count
+            assert 2 <= slots < len(ROWS)
+            for shard in range(slots):
+                session.lease(shard)
+            with pytest.raises(UserError, match=r"RAM budget too small.*Raise"):
+                session.lease(slots)
+
+    def test_out_of_order_leases_give_way(self, store):
+        """A shard that was not announced takes the slot of one read ahead; nothing hangs and nothing is lost."""
+        state = initial_state(SEED)
+        with self.open(store) as session:
+            session.begin([0, 1, 2, 3], 0)
+            for shard in (5, 4, 3, 0, 2, 1):
+                session.lease(shard)
+                rows = np.arange(ROWS[shard])
+                np.testing.assert_array_equal(session.gather("phi", np.full(len(rows), shard), rows),
+                                              state["phi"][shard])
+                session.release(shard)
+            session.finish()
+
+    def test_clean_shards_are_not_written(self, store):
+        """Leasing without scattering writes nothing."""
+        with self.open(store) as session:
+            session.begin(list(range(len(ROWS))), 0)
+            for shard in range(len(ROWS)):
+                session.lease(shard)
+                session.release(shard)
+            session.finish()
+            assert session.metrics.chunks_written == 0
+            assert session.metrics.leases == len(ROWS)
