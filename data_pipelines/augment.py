@@ -77,8 +77,8 @@ class Augment:
             if 0 < w <= width and 0 < h <= height:
                 return self._cut(image, int(rng.random() * (height - h + 1)), int(rng.random() * (width - w + 1)), h, w)
         # No box of a legal shape fits (a very long image): the largest legal one in the middle.
-        w, h = min(width, height * self.ratio[1]), min(height, width / self.ratio[0])
-        return self._cut(image, (height - h) / 2, (width - w) / 2, h, w)
+        widest, tallest = min(width, height * self.ratio[1]), min(height, width / self.ratio[0])
+        return self._cut(image, (height - tallest) / 2, (width - widest) / 2, tallest, widest)
 
     def _cut(self, image: torch.Tensor, top: float, left: float, height: float, width: float):
         top, left = round(top), round(left)

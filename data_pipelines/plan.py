@@ -41,7 +41,8 @@ class EpochPlan:
         if self.batch % self.streams:
             raise UserError(
                 f"data.streams = {self.streams} does not divide the global batch {self.batch}. "
-                f"Set data.streams to a divisor of every phase's batch, e.g. {_largest_divisor(self.batch, self.streams)}."
+                "Set data.streams to a divisor of every phase's batch, "
+                f"e.g. {_largest_divisor(self.batch, self.streams)}."
             )
 
     @property
