@@ -30,8 +30,11 @@ class Bce(Method):
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
         as_positive, as_negative = log_loss(outputs.logits)
-        target = torch.where(positive(batch.labels), 1 - self.smoothing, self.smoothing)
-        return LossTerms((target * as_positive + (1 - target) * as_negative).mean(1))
+        right = torch.where(positive(batch.labels), as_positive, as_negative)
+        if not self.smoothing:
+            return LossTerms(right.mean(1))
+        wrong = torch.where(positive(batch.labels), as_negative, as_positive)
+        return LossTerms(((1 - self.smoothing) * right + self.smoothing * wrong).mean(1))
 
 
 class SmoothingSettings(Settings):
