@@ -65,6 +65,9 @@ class Engine:
     def prefetch(self, order: Sequence[int]) -> None:
         with self.changed:
             self._check()
+            planned = set(order)
+            for record in [r for r in self.records.values() if r.state == READY and r.shard not in planned]:
+                self._drop(record)  # read ahead for an older plan
             self.ahead = deque(shard for shard in order if shard not in self.records)
             self._admit()
             self.changed.notify_all()
