@@ -181,7 +181,9 @@ class Session:
         """Stored rows of one shard as last written (not of a leased shard); for passes over all samples."""
         if self.slots.slot_of[shard] >= 0:
             raise UserError(f"shard {shard} is leased: passes over all rows run between epochs, after finish().")
-        return self.store.read({field: self._versions(field)}, field, shard, self.initials)
+        if shard in self._engine.records:  # its write-back may be under way
+            self._engine.drain()
+        return self.store.read(self._version(self.slots.known(field), shard), field, shard, self.initials)
 
     def histogram(self, field: str) -> tuple[np.ndarray, np.ndarray]:
         """(counts of the last exchange, this rank's changes since), int64 [columns, 256] each. The caller sums the
@@ -224,8 +226,9 @@ class Session:
     def _merged_counts(self, deltas: list[Delta]) -> dict[str, np.ndarray]:
         return {name: counts + sum(delta.histograms[name] for delta in deltas) for name, counts in self._counts.items()}
 
-    def _versions(self, field: str) -> dict[int, Ref]:
-        return {**self._base.get(field, {}), **self._written.get(field, {})}
+    def _version(self, field: str, shard: int) -> Ref | None:
+        """The newest object of a chunk; None if it was never written."""
+        return self._written.get(field, {}).get(shard) or self._base.get(field, {}).get(shard)
 
     def _leased_slot(self, shard: int) -> int:
         self.schema.check_shard(shard)
@@ -252,7 +255,7 @@ class Session:
 
     def _load(self, field: str, shard: int, slot: int) -> None:
         spec, rows, out = self.schema.fields[field], int(self.schema.rows[shard]), self.slots.slabs[field][slot]
-        ref = self._written.get(field, {}).get(shard) or self._base.get(field, {}).get(shard)
+        ref = self._version(field, shard)
         if ref is None:
             out[:rows] = spec.initial_rows(self.schema.seed, shard, rows, self.initials.get(field))
             out[rows:] = 0

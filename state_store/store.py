@@ -16,7 +16,7 @@ import numpy as np
 from data_pipelines import storage
 from data_pipelines.errors import UserError
 from state_store import faults
-from state_store.chunks import read_into
+from state_store.chunks import Ref, read_into
 from state_store.fields import Field
 from state_store.log import Entry, Log
 from state_store.manifest import (
@@ -178,15 +178,28 @@ class StateStore:
 
     # ---- reading committed state
 
-    def read(self, refs: Refs, field: str, shard: int, initials: Initials | None = None) -> np.ndarray:
-        """Stored rows [rows of the shard, *stored_shape] of one chunk, initial values if it was never written."""
+    def reader(self, name: str, initials: Initials | None = None) -> SnapshotReader:
+        """Read-only view of a snapshot, for passes over all rows."""
+        return SnapshotReader(self, self.manifest(name).refs, initials)
+
+    def read(self, ref: Ref | None, field: str, shard: int, initials: Initials | None = None) -> np.ndarray:
+        """Stored rows [rows of the shard, *stored_shape] of one version; None: never written, so initial values."""
         spec, rows = self.schema.fields[field], int(self.schema.rows[shard])
-        ref = refs.get(field, {}).get(shard)
         if ref is None:
             return np.array(spec.initial_rows(self.schema.seed, shard, rows, (initials or {}).get(field)))
         out = np.empty((self.schema.max_rows, *spec.stored_shape), spec.stored_dtype)
         read_into(self.url, spec, shard, ref, out)
         return out[:rows]
+
+
+class SnapshotReader:
+    """What passes over all rows need (the session offers it too): the schema and a shard's stored rows."""
+
+    def __init__(self, store: StateStore, refs: Refs, initials: Initials | None = None):
+        self.store, self.schema, self.refs, self.initials = store, store.schema, refs, initials
+
+    def read_shard(self, field: str, shard: int) -> np.ndarray:
+        return self.store.read(self.refs.get(field, {}).get(shard), field, shard, self.initials)
 
 
 def create(url: str, rows: Sequence[int] | np.ndarray, fingerprint: str, fields: Sequence[Field],

@@ -55,10 +55,10 @@ def last_committed(url: str) -> int:
         return -1
     snapshots = store.snapshots()
     for entry in snapshots:
-        refs, expected = store.manifest(entry.name).refs, MODEL(entry.meta["step"])
+        reader, expected = store.reader(entry.name, INITIALS), MODEL(entry.meta["step"])
         for field, shards in expected.items():
             for shard, rows in enumerate(shards):
-                np.testing.assert_array_equal(store.read(refs, field, shard, INITIALS), rows)
+                np.testing.assert_array_equal(reader.read_shard(field, shard), rows)
     return snapshots[-1].meta["step"] if snapshots else -1
 
 
