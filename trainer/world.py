@@ -25,7 +25,7 @@ class World:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self.device = device
-        wait = datetime.timedelta(seconds=timeout_seconds)
+        wait = _group_timeout(timeout_seconds)
         # Counts and flags travel over gloo even on GPUs: reading them then never waits for the device.
         self.control: Any = dist.new_group(backend="gloo", timeout=wait)
 
@@ -90,7 +90,7 @@ def start(timeout_seconds: float) -> World:
                        "MASTER_PORT": str(_free_port())}
     # The op would be compiled on first use (~45 s, fragile); gloo serves CPU ranks well.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    wait = datetime.timedelta(seconds=timeout_seconds)
+    wait = _group_timeout(timeout_seconds)
     accelerator = get_accelerator()
     deepspeed.init_distributed(dist_backend=accelerator.communication_backend_name() if accelerator.is_available()
                                and accelerator.device_name() != "cpu" else "gloo", timeout=wait, verbose=False)
@@ -100,6 +100,11 @@ def start(timeout_seconds: float) -> World:
     if not on_cpu:
         accelerator.set_device(local_rank)
     return World(device, timeout_seconds)
+
+
+def _group_timeout(timeout_seconds: float) -> datetime.timedelta:
+    """Longer than the watchdog's: a collective that gives up can only say that somebody is missing, not who."""
+    return datetime.timedelta(seconds=2 * timeout_seconds + 30)
 
 
 def _free_port() -> int:
@@ -134,13 +139,15 @@ class Watchdog:
 
     def _watch(self) -> None:
         interval = min(1.0, self.timeout / 5)
-        while not self.stopped.wait(interval):
+        while True:
             try:
                 self.store.set(str(self.world.rank), f"{self.beats}\t{self.where}")
             except RuntimeError:
                 return  # rank 0 and its store are gone: the collectives report that themselves
             if time.monotonic() - self.last > self.timeout:
                 self._give_up()
+            if self.stopped.wait(interval):
+                return
 
     def _give_up(self) -> None:
         states = [self._state(rank) for rank in range(self.world.size)]

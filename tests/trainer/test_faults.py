@@ -1,0 +1,120 @@
+"""Launches that go wrong end soon, non-zero, and say which rank, file or key is at fault."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import time
+
+import pytest
+from launching import Launch
+from test_resume import config
+
+from data_pipelines.index import ShardIndex
+from trainer.run import main
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("faults")
+
+
+def long_config(shards, name):
+    body = config(shards, name)
+    body["phases"] = [{**body["phases"][1], "epochs": 500}]
+    return body
+
+
+def test_a_frozen_rank_is_named_after_the_timeout_and_a_dead_one_ends_the_launch(digit_shards, folder):
+    launch = Launch(long_config(digit_shards, "frozen"), folder, 2, "train.timeout_seconds=6", "data.val=null")
+    launch.wait_for_step(3)
+    victim = launch.ranks()[1]
+    os.kill(victim, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        # The launcher ends the others politely first, which a frozen process cannot hear: let it go on then.
+        while "rank 1 (last seen" not in launch.text() and time.monotonic() - began < 40:
+            time.sleep(0.2)
+        named_after = time.monotonic() - began
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGCONT)
+    assert "made no progress for 6 s (train.timeout_seconds)" in launch.text()
+    assert "Waiting for: rank 1 (last seen: " in launch.text(), launch.text()[-2000:]
+    assert named_after < 30
+    assert launch.wait(60) != 0
+
+    launch = Launch(long_config(digit_shards, "dead"), folder, 2, "data.val=null")
+    launch.wait_for_step(3)
+    os.kill(launch.ranks()[1], signal.SIGKILL)
+    assert launch.wait(60) != 0
+    assert "rank 0 failed" in launch.text()
+
+
+def test_sigterm_to_the_ranks_of_a_launch_checkpoints_and_exits_0(digit_shards, folder):
+    launch = Launch(long_config(digit_shards, "preempted"), folder, 2, "data.val=null",
+                    "train.checkpoint_every=1000st")
+    launch.wait_for_step(3)
+    os.kill(launch.ranks()[1], signal.SIGTERM)  # one is enough: ranks agree on stopping
+    assert launch.wait(60) == 0, launch.text()[-3000:]
+    assert list((launch.folder / "checkpoints").glob("*/COMMIT.json"))
+
+
+@pytest.fixture
+def damaged(digit_shards, tmp_path):
+    """A copy of the training set in which three pictures are garbage."""
+    shutil.copytree(digit_shards, tmp_path / "shards")
+    index = ShardIndex.load(str(tmp_path / "shards" / "train"))
+    for shard, row in ((0, 3), (2, 0), (5, 7)):
+        members = index.members(shard)
+        with open(index.shard_url(shard), "r+b") as tar:
+            tar.seek(int(members.offsets[row]))
+            tar.write(b"\0" * int(members.sizes[row]))
+    return tmp_path
+
+
+def test_corrupt_samples_are_listed_up_to_the_allowed_fraction(damaged):
+    body = config(damaged / "shards", "damaged")
+    body["phases"] = body["phases"][:1]
+    launch = Launch(body, damaged, 1)
+    assert launch.wait(90) == 2
+    assert "could not be decoded, more than data.max_bad_fraction = 0.001 allows" in launch.text()
+    launch = Launch({**body, "name": "tolerant"}, damaged, 1, "data.max_bad_fraction=0.05")
+    launch.ok()
+    listed = [json.loads(line) for line in (launch.folder / "bad_samples.jsonl").read_text().splitlines()]
+    assert len(listed) == 3
+    assert {bad["row"] for bad in listed} == {3, 0, 7}
+    assert all(bad["key"].startswith("scene-") and bad["reason"] for bad in listed)
+    # What remains is a whole run; with other settings its checkpoints are refused, not mixed up.
+    launch = Launch({**body, "name": "tolerant"}, damaged, 1, "data.max_bad_fraction=0.05", "seed=5")
+    assert launch.wait(90) == 2
+    assert "made with another config" in launch.text()
+
+
+def run_main(capsys, *arguments):
+    code = main(list(arguments))
+    return code, capsys.readouterr().err
+
+
+def test_config_mistakes_are_named_before_anything_starts(capsys, tmp_path):
+    good = tmp_path / "good.yaml"
+    good.write_text("name: x\ndata: {train: {url: /nowhere}}\nphases: [{name: a, epochs: 1, batch: 8, lr: 0.1}]\n")
+    cases = {
+        ("train.precison=bf16",): "unknown key 'train.precison'; did you mean 'precision'?",
+        ("phases.0.lrr=1",): "unknown key 'phases.0.lrr'; did you mean 'lr'?",
+        ("train.keep=many",): "train.keep = 'many'",
+        ("train.checkpoint_every=5min",): "duration '5min'",
+        ("phases.3.lr=1",): "use an index 0..0",
+        ("model=",): "model",
+        ("justaword",): "write section.key=value",
+    }
+    for overrides, message in cases.items():
+        code, text = run_main(capsys, "--config", str(good), *overrides)
+        assert code == 2, overrides
+        assert message in text
+    code, text = run_main(capsys, "--config", str(tmp_path / "none.yaml"))
+    assert code == 2
+    assert "no such file" in text
