@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tarfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from data_pipelines import storage
 from data_pipelines.decode import DecodeError, decode_image, decode_vector
 from data_pipelines.errors import UserError
 from data_pipelines.index import Members, ShardIndex, Sidecar, sidecar_names
-from data_pipelines.tar_scan import scan
+from data_pipelines.tar_scan import Member, scan
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class ShardChecker:
             self._walk(name, url, members, found)
         except FileNotFoundError:
             found.problems.append(Problem(name, f"{url}: no such file"))
-        except (UserError, tarfile.TarError) as error:
+        except UserError as error:
             found.problems.append(Problem(name, str(error)))
         return found
 
@@ -135,19 +134,22 @@ class ShardChecker:
                         f"{members.sizes[row]:,}")
                 found.problems.append(Problem(name, text, row, members.keys[row]))
             elif self.decode:
-                self._decode(name, row, members.keys[row], member.read(), found)
+                self._decode(name, row, members.keys[row], member, found)
         for row in sorted(unseen):
             found.problems.append(Problem(name, f"no member of the tar starts at byte {members.offsets[row]}", row,
                                           members.keys[row]))
         if extra:
             found.problems.append(Problem(name, f"the tar has {extra} samples that the index does not know"))
 
-    def _decode(self, name: str, row: int, key: str, data: bytes, found: ShardFindings) -> None:
+    def _decode(self, name: str, row: int, key: str, member: Member, found: ShardFindings) -> None:
         try:
+            data = member.read()
             if self.index.kind == "feature":
                 found.dimensions.add(len(decode_vector(data)))
             else:
                 decode_image(data)
+        except UserError as error:
+            found.problems.append(Problem(name, str(error), row, key))
         except DecodeError as error:
             found.problems.append(Problem(name, f"cannot be decoded: {error}", row, key))
 

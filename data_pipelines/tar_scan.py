@@ -54,9 +54,9 @@ def _member(tar: tarfile.TarFile, info: tarfile.TarInfo, url: str) -> Member:
     def read() -> bytes:
         file = tar.extractfile(info)
         assert file is not None, "regular members have content"
-        data = file.read()
-        if len(data) != info.size:
-            raise tarfile.ReadError(f"member {name!r} has {len(data)} of {info.size} bytes")
-        return data
+        try:
+            return file.read()
+        except tarfile.TarError:
+            raise UserError(f"{url}: truncated inside member {name!r}. Copy it again.") from None
 
     return Member(name, info.offset_data, info.size, read)

@@ -1,0 +1,127 @@
+"""Proves that OpenImages CSVs become ternary labels per image, fast, and that every row left out is accounted for."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import numpy as np
+import pytest
+from pictures import picture, write_pictures
+from PIL import Image, ImageOps
+
+from data_pipelines.encoding import with_rotation
+from data_pipelines.errors import UserError
+from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from data_pipelines.packing import Layout, pack, read_source
+from data_pipelines.readers import openimages
+
+A, B, C, D = "000002b66c9c498e", "000002b97e5471a0", "0000037d1cb9e4f5", "ffffffffffffffff"
+HEADER = "ImageID,Source,LabelName,Confidence\n"
+ROWS = [(B, "verification", "/m/2", 1), (A, "crowdsource-verification", "/m/1", 1), (A, "verification", "/m/2", 0),
+        (B, "machine", "/m/1", 0.9), (D, "verification", "/m/1", 1), (A, "verification", "/m/other", 1),
+        (B, "verification", "/m/3", 1), (B, "crowdsource-verification", "/m/3", 0), (C, "machine", "/m/3", 0.4)]
+
+
+@pytest.fixture
+def paths(tmp_path):
+    write_pictures(tmp_path / "images", [f"{i}.jpg" for i in (A, B, C)])
+    (tmp_path / "labels.csv").write_text(HEADER + "".join(f"{i},{s},{m},{c}\n" for i, s, m, c in ROWS))
+    (tmp_path / "classes.csv").write_text('LabelName,DisplayName\n/m/1,Cat\n/m/2,"Dog, big"\n/m/3,Ox\n')
+    return {"labels": [str(tmp_path / "labels.csv")], "classes": str(tmp_path / "classes.csv"),
+            "images": str(tmp_path / "images")}
+
+
+def test_verified_labels(paths, tmp_path):
+    dataset = openimages.read(**paths)
+    assert dataset.classes == ["Cat", "Dog, big", "Ox"]
+    assert dataset.class_ids == ["/m/1", "/m/2", "/m/3"]
+    assert [s.key for s in dataset.samples] == [A, B]
+    assert dataset.labels.dense(3).tolist() == [[POSITIVE, NEGATIVE, UNKNOWN], [UNKNOWN, POSITIVE, UNKNOWN]]
+    assert dataset.skipped == [f"{D}.jpg\tno such file"]
+    counts = {k: v for k, v in dataset.source.items() if isinstance(v, int)}
+    assert counts == {"rows_read": 9, "rows_of_other_classes": 1, "rows_of_machines_left_out": 2,
+                      "contradictions_left_unknown": 1, "images_missing": 1}
+    index = pack(dataset, str(tmp_path / "out"), Layout(streams=1))
+    assert (tmp_path / "out" / "skipped.txt").read_text() == f"{D}.jpg\tno such file\n"
+    assert sorted(index.members(0).positions.tolist()) == [0, 1]
+
+
+def test_class_list_header_and_machine_rows(paths, tmp_path):
+    (tmp_path / "plain.csv").write_text("/m/1,Cat\n/m/2,Dog\n/m/3,Ox\n")
+    (tmp_path / "trainable.txt").write_text("/m/3\n/m/1\n")
+    dataset = openimages.read(**{**paths, "classes": str(tmp_path / "plain.csv")},
+                              class_list=str(tmp_path / "trainable.txt"), machine_confidence=0.5)
+    assert dataset.classes == ["Ox", "Cat"]
+    assert [s.key for s in dataset.samples] == [A, B]
+    assert dataset.labels.dense(2).tolist() == [[UNKNOWN, POSITIVE], [UNKNOWN, POSITIVE]]
+
+
+def test_rotation_tags_the_jpeg_without_touching_pixels(paths, tmp_path):
+    (tmp_path / "images.csv").write_text(
+        "ImageID,Subset,OriginalURL,Title,Rotation\n" + f'{A},train,http://x,"a, ""b""",90.0\n{B},train,http://x,t,\n')
+    dataset = openimages.read(**paths, images_csv=str(tmp_path / "images.csv"))
+    original = (tmp_path / "images" / f"{A}.jpg").read_bytes()
+    turned = read_source(dataset.samples[0])
+    assert read_source(dataset.samples[1]) == (tmp_path / "images" / f"{B}.jpg").read_bytes()
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(turned)))
+    expected = Image.open(io.BytesIO(original)).transpose(Image.Transpose.ROTATE_90)
+    assert np.array_equal(np.asarray(upright), np.asarray(expected))
+
+
+@pytest.mark.parametrize("degrees", [90, 180, 270])
+def test_rotation_replaces_an_earlier_orientation(degrees):
+    once = with_rotation(picture(3), 90)
+    again = Image.open(io.BytesIO(with_rotation(once, degrees)))
+    turn = Image.Transpose[f"ROTATE_{degrees}"]
+    expected = Image.open(io.BytesIO(picture(3))).transpose(turn)
+    assert np.array_equal(np.asarray(ImageOps.exif_transpose(again)), np.asarray(expected))
+
+
+@pytest.mark.parametrize(("row", "words"), [
+    (f"{A},verification,/m/1,0.5\n", f"image {A} has a human label with confidence 0.5"),
+    ("00zz,verification,/m/1,1\n", "ImageID '00zz' is not 16"),
+    ("zzzzzzzzzzzzzzzz,verification,/m/1,1\n", "ImageID 'zzzzzzzzzzzzzzzz' is not 16"),
+    (f"{A},verification,/m/1,yes\n", "Confidence is not a number"),
+    (f"{A},verification\n", "not a CSV with the columns"),
+])
+def test_bad_rows(paths, row, words):
+    with open(paths["labels"][0], "a") as file:
+        file.write(row)
+    with pytest.raises(UserError, match=words):
+        openimages.read(**paths)
+
+
+def test_other_bad_inputs(paths, tmp_path):
+    (tmp_path / "bad.csv").write_text("Image,Label\nx,y\n")
+    with pytest.raises(UserError, match="not a CSV with the columns"):
+        openimages.read(**{**paths, "labels": [str(tmp_path / "bad.csv")]})
+    with pytest.raises(UserError, match="no such file"):
+        openimages.read(**{**paths, "labels": [str(tmp_path / "none.csv")]})
+    with pytest.raises(UserError, match=r"bad\.csv:1"):
+        openimages.read(**{**paths, "classes": str(tmp_path / "bad.csv")})
+    with pytest.raises(UserError, match="no such folder"):
+        openimages.read(**{**paths, "images": str(tmp_path / "none")})
+
+
+def test_a_million_rows_a_minute(paths, tmp_path):
+    """300,000 rows, unsorted, in well under the 18 seconds that the rate allows; checked against a plain dict."""
+    rng = np.random.RandomState(0)
+    images, classes, values = rng.randint(0, 20_000, 300_000), rng.randint(1, 4, 300_000), rng.randint(0, 2, 300_000)
+    with open(paths["labels"][0], "w") as file:
+        file.write(HEADER)
+        file.writelines(f"{i:016x},verification,/m/{c},{v}\n" for i, c, v in zip(images, classes, values, strict=True))
+    started = time.monotonic()
+    found = openimages._collect(paths["labels"], ["/m/1", "/m/2", "/m/3"], None)
+    ids, labels, _ = openimages._group(found, 3)
+    assert time.monotonic() - started < 9
+    answers: dict[tuple[int, int], set[int]] = {}
+    for i, c, v in zip(images.tolist(), classes.tolist(), values.tolist(), strict=True):
+        answers.setdefault((i, c - 1), set()).add(v)
+    dense = labels.dense(3)
+    row_of = {int(i): r for r, i in enumerate(ids)}
+    expected = np.full_like(dense, UNKNOWN)
+    for (i, c), v in answers.items():
+        if len(v) == 1:
+            expected[row_of[i], c] = POSITIVE if v == {1} else NEGATIVE
+    assert np.array_equal(dense, expected)

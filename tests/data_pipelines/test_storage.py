@@ -1,0 +1,76 @@
+"""Proves that writes appear whole, creation is exclusive, and only transient remote errors are retried."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from data_pipelines import storage
+
+
+@pytest.fixture(params=["local", "memory"])
+def root(request, tmp_path):
+    return str(tmp_path / "x") if request.param == "local" else f"memory://test-storage-{os.urandom(4).hex()}"
+
+
+def test_write_read_list_remove(root):
+    url = storage.join(root, "deep", "a.bin")
+    assert not storage.exists(url)
+    assert storage.list_names(storage.join(root, "deep")) == []
+    storage.write_atomic(url, b"one")
+    storage.write_atomic(url, memoryview(b"three"))
+    assert storage.read_bytes(url) == b"three"
+    assert storage.size(url) == 5
+    assert storage.list_names(storage.join(root, "deep")) == ["a.bin"]
+    with storage.open_stream(url) as stream:
+        assert stream.read() == b"three"
+    storage.remove([url, url])
+    assert not storage.exists(url)
+    with pytest.raises(FileNotFoundError):
+        storage.read_bytes(url)
+
+
+def test_exclusive_creation_has_one_winner(tmp_path):
+    url = str(tmp_path / "lock")
+    wins = []
+    threads = [threading.Thread(target=lambda i=i: wins.append(i) if storage.create_exclusive(url, b"%d" % i) else None)
+               for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(wins) == 1
+    assert storage.read_bytes(url) == b"%d" % wins[0]
+    assert os.listdir(tmp_path) == ["lock"]
+
+
+def test_failed_write_keeps_the_old_bytes(tmp_path):
+    url = str(tmp_path / "a")
+    storage.write_atomic(url, b"old")
+    with pytest.raises(TypeError):
+        storage.write_atomic(url, "text, not bytes")  # type: ignore[arg-type]
+    assert storage.read_bytes(url) == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_retries_transient_errors_only():
+    calls = []
+
+    def flaky():
+        calls.append(1)
+        if len(calls) < 3:
+            raise ConnectionResetError("gone")
+        return "ok"
+
+    assert storage.retrying(flaky) == "ok"
+    calls.clear()
+
+    def absent():
+        calls.append(1)
+        raise FileNotFoundError("x")
+
+    with pytest.raises(FileNotFoundError):
+        storage.retrying(absent)
+    assert len(calls) == 1

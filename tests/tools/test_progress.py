@@ -1,0 +1,35 @@
+"""Proves that progress is a bar on a terminal and plain, rare lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import termios
+
+from tools.progress import _clock, progress
+
+SCRIPT = "from tools.progress import progress\nfor _ in progress(range(500), 500, 'packing', 'samples'): pass"
+
+
+def test_plain_lines(capsys):
+    assert list(progress(range(500), 500, "packing", "samples")) == list(range(500))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, "500 steps do not flood the log"
+    assert lines[0].startswith("packing: 500 of 500 samples, ")
+
+
+def test_bar_on_a_terminal():
+    main, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 100))
+    subprocess.run([sys.executable, "-c", SCRIPT], stderr=terminal, check=True)
+    os.close(terminal)
+    text = os.read(main, 100_000).decode()
+    os.close(main)
+    assert "packing: 100%" in text
+    assert "500/500" in text
+
+
+def test_clock():
+    assert (_clock(5), _clock(65), _clock(3725)) == ("0:05", "1:05", "1:02:05")
