@@ -174,13 +174,14 @@ class PositiveFraction:
             near = chunk.hashes(seeds[POSITIVE], row, cls) < cut
             out[row[near], cls[near]] = POSITIVE
             row, cls = chunk.entries(NEGATIVE)
-            draws = chunk.hashes(seeds[NEGATIVE], row, cls)
             if self.negatives == "dataset":
-                near = draws < negative_cut
+                near = chunk.hashes(seeds[NEGATIVE], row, cls) < negative_cut
             else:
                 ratios = _ratio(mix(self.seed, _RATIO), chunk.positions)
                 quota = np.rint(ratios * (out == POSITIVE).sum(axis=1)).astype(np.int64)
-                near = _first_per_row(row, draws, quota)
+                wanted = quota[row] > 0  # few rows, when few positives are kept
+                row, cls = row[wanted], cls[wanted]
+                near = _first_per_row(row, chunk.hashes(seeds[NEGATIVE], row, cls), quota)
             out[row[near], cls[near]] = NEGATIVE
             return out
 
@@ -237,9 +238,8 @@ class _SmallestPerClass:
 
 
 def _first_per_row(row: np.ndarray, draws: np.ndarray, quota: np.ndarray) -> np.ndarray:
-    """bool: whether an entry (of ascending `row`) has one of its row's `quota` smallest draws."""
-    some = np.flatnonzero(quota[row] > 0)
-    order = some[np.lexsort((draws[some], row[some]))]
+    """bool: whether an entry has one of its row's `quota` smallest draws."""
+    order = np.lexsort((draws, row))
     place = np.arange(len(order)) - np.searchsorted(row[order], row[order], side="left")
     out = np.zeros(len(row), bool)
     out[order[place < quota[row[order]]]] = True

@@ -43,7 +43,7 @@ class Subset:
         """Names the rows: equal for equal subsets of equal indexes, whatever their names."""
         return hashlib.sha256(self.index.fingerprint.encode() + self.bits).hexdigest()[:16]
 
-    def mask(self, shard: int) -> np.ndarray:
+    def mask(self, shard: int | np.integer) -> np.ndarray:
         """bool [rows of the shard]: True for rows that take part."""
         first, end = self._byte_starts[shard : shard + 2].tolist()
         packed = np.frombuffer(self.bits, np.uint8, end - first, first)
