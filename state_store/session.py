@@ -18,6 +18,7 @@ from state_store.claims import Claim
 from state_store.engine import Engine, Metrics
 from state_store.log import Entry
 from state_store.manifest import Delta, Manifest, Ref, Refs, check_deltas, merged, object_url, read_histogram, walk
+from state_store.passes import map_shards
 from state_store.rows import Rows
 from state_store.slots import Slots
 from state_store.store import Initials, StateStore
@@ -218,10 +219,18 @@ class Session:
                 continue
             if field.name in manifest.histograms:
                 counts = read_histogram(self.store.url, field.name, manifest.histograms[field.name])
+            elif manifest.refs.get(field.name):  # resharded or migrated: counted once, here
+                counts = self._count_rows(field.name)
             else:
                 counts = histograms.initial_counts(field, self.schema.seed, self.schema.rows,
                                                    self.initials.get(field.name), self.excluded.get(field.name))
             self._counts[field.name], self._changes[field.name] = counts, np.zeros_like(counts)
+
+    def _count_rows(self, field: str) -> np.ndarray:
+        outside = self.excluded.get(field)
+        parts = map_shards(self, [field], lambda shard, rows: histograms.counts(
+            rows[field], outside(shard) if outside else None))
+        return sum(parts, np.zeros((self.schema.fields[field].columns, histograms.BINS), np.int64))
 
     def _merged_counts(self, deltas: list[Delta]) -> dict[str, np.ndarray]:
         return {name: counts + sum(delta.histograms[name] for delta in deltas) for name, counts in self._counts.items()}

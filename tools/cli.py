@@ -13,6 +13,7 @@ COMMANDS = {
     "demo": ("tools.demo", "train on handwritten digits with one label per image, on 2 ranks, and show the result"),
     "shards": ("tools.shards", "make, index and check WebDataset shards"),
     "annotate": ("tools.annotate", "simulate partial annotation as a new label sidecar over the same shards"),
+    "state": ("tools.state", "list, verify, export, reshard and migrate the per-sample state of a run"),
     "bench": ("tools.bench", "measure speed and quality; the last line is one JSON object"),
 }
 

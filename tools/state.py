@@ -1,0 +1,173 @@
+"""
+  lacuna state snapshots URL                          committed snapshots, oldest first
+  lacuna state stats URL [--values]                   per field: written chunks, bytes, compression, value range
+  lacuna state verify URL                             read and check every chunk; exit code 1 if anything is damaged
+  lacuna state export URL --to OUT --format zarr      plain Zarr for any reader (or: references, parquet, npz)
+  lacuna state import URL --from OUT --index DIR      rows of exported files back into a new snapshot, by sample key
+  lacuna state reshard URL --index OLD --new-index NEW --to OUT    the dataset was sharded anew: move state by key
+  lacuna state migrate URL --to OUT --set ema.dtype=uint16 --drop phi    the same state with other fields
+All take the newest snapshot unless --snapshot names one. `import` and `snapshots --delete` take over the store: a
+training run that is still going can no longer commit to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+
+import state_store
+from data_pipelines.errors import UserError
+from data_pipelines.index import ShardIndex
+from state_store.export import FORMATS, export_references, export_rows, export_zarr, import_rows
+from state_store.fields import Field
+from state_store.reshard import migrate, reshard
+from state_store.store import StateStore
+from state_store.verify import stats, verify
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    def add(name: str, text: str, action: Callable[[argparse.Namespace], int | None]) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.add_argument("url", help="the state store: a folder or any fsspec URL")
+        sub.add_argument("--snapshot", help="default: the newest")
+        sub.set_defaults(call=action)
+        return sub
+
+    listing = add("snapshots", "list committed snapshots", _snapshots)
+    listing.add_argument("--delete", metavar="NAME", help="delete this one and what only it uses")
+    add("stats", "what is written and what it costs", _stats).add_argument(
+        "--values", action="store_true", help="also read all chunks for their smallest, mean and largest value")
+    add("verify", "read and check every chunk of every snapshot", _verify)
+    out = add("export", "write a snapshot for other programs", _export)
+    out.add_argument("--to", required=True, metavar="OUT")
+    out.add_argument("--format", choices=["zarr", "references", *FORMATS], default="zarr")
+    out.add_argument("--index", metavar="DIR", help="dataset folder with index.json: sample keys for parquet and npz")
+    out.add_argument("--fields", nargs="+", help="only these (parquet and npz)")
+    back = add("import", "read exported parquet or npz files into a new snapshot", _import)
+    back.add_argument("--from", required=True, dest="source", metavar="OUT")
+    back.add_argument("--index", required=True, metavar="DIR")
+    back.add_argument("--name", required=True, help="of the new snapshot")
+    other = add("reshard", "move state by sample key to a dataset that was sharded anew", _reshard)
+    other.add_argument("--index", required=True, metavar="OLD")
+    other.add_argument("--new-index", required=True, metavar="NEW")
+    other.add_argument("--to", required=True, metavar="OUT")
+    other.add_argument("--ram-gb", type=float, default=1.0, help="more RAM means fewer passes over the old store")
+    new = add("migrate", "the same state with other fields, in a new store at this program's schema version", _migrate)
+    new.add_argument("--to", required=True, metavar="OUT")
+    new.add_argument("--set", nargs="+", default=[], metavar="FIELD.KEY=VALUE", help="dtype, range, stochastic, …")
+    new.add_argument("--drop", nargs="+", default=[], metavar="FIELD")
+
+
+def run(args: argparse.Namespace) -> int | None:
+    return args.call(args)
+
+
+def _open(args: argparse.Namespace) -> tuple[StateStore, str]:
+    store = state_store.open(args.url)
+    if args.snapshot:
+        return store, store.entry(args.snapshot).name
+    entries = store.snapshots()
+    if not entries:
+        raise UserError(f"{args.url}: no snapshot was ever committed, so there is nothing to read.")
+    return store, entries[-1].name
+
+
+def _keys(index: ShardIndex, store: StateStore) -> Callable[[int], Sequence[str]]:
+    if index.fingerprint != store.schema.fingerprint:
+        raise UserError(f"{index.url}: its fingerprint is {index.fingerprint}, the state in {store.url} was made for "
+                        f"{store.schema.fingerprint}. Pass the dataset that it was trained on.")
+    return lambda shard: index.members(shard).keys
+
+
+def _snapshots(args: argparse.Namespace) -> None:
+    store = state_store.open(args.url)
+    if args.delete:
+        store.entry(args.delete)
+        store.delete_snapshot(args.delete, store.begin_attempt())
+    for entry in store.snapshots():
+        made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
+        print(f"{entry.name:<30} {made}  attempt {entry.attempt}  {json.dumps(entry.meta)}")
+
+
+def _stats(args: argparse.Namespace) -> None:
+    store, name = _open(args)
+    rows = int(store.schema.rows.sum())
+    print(f"{args.url}: snapshot {name}, {store.schema.shards} shards, {rows} rows, index {store.schema.fingerprint}")
+    print(f"{'field':<16} {'stored as':<22} {'written':>15} {'MB':>10} {'on disk':>10} {'ratio':>6}"
+          + ("  smallest / mean / largest" if args.values else ""))
+    for item in stats(store, name, args.values):
+        ratio = item.logical_bytes / item.stored_bytes if item.stored_bytes else 0.0
+        extent = " / ".join(f"{v:.4g}" for v in item.values) if item.values else ""
+        kind = f"{item.field.dtype} {list(item.field.shape)}"
+        print(f"{item.field.name:<16} {kind:<22} {f'{item.written} of {item.chunks}':>15} "
+              f"{item.logical_bytes / 1e6:>10.1f} {item.stored_bytes / 1e6:>10.1f} {ratio:>6.2f}  {extent}".rstrip())
+
+
+def _verify(args: argparse.Namespace) -> int:
+    store = state_store.open(args.url)
+    report = verify(store, [args.snapshot] if args.snapshot else None)
+    for problem in report.problems:
+        print(f"{problem.kind.upper()}: {problem.text} Needed by: {', '.join(problem.snapshots) or 'all'}.")
+    for kind, names in (("orphan (the next launch removes it)", report.orphans), ("foreign file", report.foreign)):
+        for name in names[:20]:
+            print(f"{kind}: {name}")
+        if len(names) > 20:
+            print(f"… and {len(names) - 20} more")
+    print(f"{len(report.snapshots)} snapshots, {report.checked} chunks, {report.bytes / 1e6:.1f} MB: "
+          f"{len(report.problems) or 'no'} problems")
+    return 1 if report.problems else 0
+
+
+def _export(args: argparse.Namespace) -> None:
+    store, name = _open(args)
+    reader = store.reader(name)
+    if args.format in FORMATS:
+        if not args.index:
+            raise UserError(f"--format {args.format} names rows by sample key: pass --index DATASET_FOLDER.")
+        count = export_rows(reader, _keys(ShardIndex.load(args.index), store), args.to, args.format, args.fields)
+        print(f"{args.to}: {count} rows of snapshot {name}")
+    else:
+        count = (export_zarr if args.format == "zarr" else export_references)(reader, args.to)
+        print(f"{args.to}: {count} {'chunks' if args.format == 'zarr' else 'references'} of snapshot {name}")
+
+
+def _import(args: argparse.Namespace) -> None:
+    store = state_store.open(args.url)
+    base = _open(args)[1] if args.snapshot or store.snapshots() else None
+    moved, unplaced = import_rows(store, base, args.source, _keys(ShardIndex.load(args.index), store), args.name)
+    print(f"{args.url}: snapshot {args.name} with {moved} rows imported; {unplaced} rows have no place in it")
+
+
+def _reshard(args: argparse.Namespace) -> None:
+    store, name = _open(args)
+    old, new = ShardIndex.load(args.index), ShardIndex.load(args.new_index)
+    if old.classes != new.classes:
+        raise UserError(f"{args.new_index}: another class list than {args.index}. State is per class: keep the list.")
+    _, moved, dropped = reshard(store, name, _keys(old, store), args.to, new.rows, new.fingerprint,
+                                lambda shard: new.members(shard).keys, int(args.ram_gb * 2**30))
+    print(f"{args.to}: {moved} samples moved, {dropped} are not in {args.new_index}, "
+          f"{new.samples - moved} start from initial values")
+
+
+def _migrate(args: argparse.Namespace) -> None:
+    store, name = _open(args)
+    wanted = {field.name: field.to_json() for field in store.schema.fields.values()}
+    for field in args.drop:
+        if wanted.pop(field, None) is None:
+            raise UserError(f"--drop {field}: no such field; the store has {sorted(store.schema.fields)}.")
+    for setting in args.set:
+        field, _, rest = setting.partition(".")
+        key, equals, value = rest.partition("=")
+        if not equals or field not in wanted or key not in wanted[field]:
+            raise UserError(f"--set {setting}: write FIELD.KEY=VALUE with a field of {sorted(wanted)} and a key of "
+                            f"{sorted(next(iter(wanted.values()), {}))}.")
+        try:
+            wanted[field][key] = json.loads(value)
+        except ValueError:
+            wanted[field][key] = value
+    _, done = migrate(store, name, args.to, [Field.from_json(body) for body in wanted.values()])
+    print("\n".join([f"{args.to}: snapshot {name}", *("  " + line for line in done)]))
