@@ -65,6 +65,9 @@ def index_tars(url: str, options: IndexOptions, *, workers: int = 0,
     """Index all tars of the folder, in the order of their names; `advance(1)` is called for every tar."""
     names, class_ids = read_class_list(options.classes) if options.classes else ([], [])
     resolver = ClassNames(names, class_ids) if names else ClassNumbers()
+    if url.startswith(("http://", "https://")):
+        raise UserError(f"{url}: the index is written beside the tars, and HTTP cannot be written to. Index them where "
+                        "they are stored, or copy them to a folder.")
     tars = _tar_names(url)
     scanned: list[tuple[Members, SparseLabels]] = []
     with ThreadPoolExecutor(workers or min(16, 2 * (os.cpu_count() or 1))) as pool:

@@ -28,15 +28,21 @@ class OutputFolder:
     """`url` is where to write; `publish` makes it `out`. Use as a context manager."""
 
     def __init__(self, out: str, overwrite: bool):
-        self.out, self.overwrite = out.rstrip("/"), overwrite
+        self.out, self.overwrite = out.rstrip("/") or "/", overwrite
         self.local = storage.is_local(out)
-        self.url = storage.local_path(self.out) + ".partial" if self.local else self.out
+        # Beside the real folder: a link to another disk must not make us write to this one.
+        self.final = os.path.realpath(storage.local_path(self.out)) if self.local else self.out
+        self.url = self.final + ".partial" if self.local else self.out
         self._lock: BinaryIO | None = None
 
     def __enter__(self) -> OutputFolder:
         self._refuse_existing()
         if self.local:
-            os.makedirs(self.url, exist_ok=True)
+            try:
+                os.makedirs(self.url, exist_ok=True)
+            except OSError as error:
+                raise UserError(f"--out {self.out}: cannot create {self.url} ({error.strerror}). "
+                                "Choose another place.") from None
             self._take_lock()
             for name in os.listdir(self.url):
                 _remove_tree(os.path.join(self.url, name), keep=_LOCK_NAME)
@@ -59,15 +65,18 @@ class OutputFolder:
             names = [n for n in storage.list_names(self.out) if _OUR_TAR.fullmatch(n) and n not in tars]
             storage.remove([storage.join(self.out, n) for n in names])
             return
-        final = storage.local_path(self.out)
         os.remove(os.path.join(self.url, _LOCK_NAME))
         _sync_tree(self.url)
         old = None
-        if os.path.exists(final):
-            old = f"{final}.old-{uuid.uuid4().hex[:8]}"
-            os.rename(final, old)
-        os.rename(self.url, final)
-        storage.sync_folder(os.path.dirname(os.path.abspath(final)))
+        try:
+            if os.path.exists(self.final):
+                old = f"{self.final}.old-{uuid.uuid4().hex[:8]}"
+                os.rename(self.final, old)
+            os.rename(self.url, self.final)
+        except OSError as error:  # a mount point cannot be renamed
+            raise UserError(f"--out {self.out}: cannot be replaced ({error.strerror}). "
+                            "Choose a folder below it.") from None
+        storage.sync_folder(os.path.dirname(self.final))
         if old is not None:
             shutil.rmtree(old)
 
@@ -91,6 +100,8 @@ class OutputFolder:
             lock.close()
             raise UserError(f"--out {self.out}: another `lacuna shards make` is writing it now. Wait for it, or choose "
                             "another folder.") from None
+        except OSError:
+            pass  # a file system without locks: two makes at once would then disturb each other
         self._lock = lock
 
 

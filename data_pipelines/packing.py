@@ -87,6 +87,8 @@ def pack(dataset: Dataset, out: str, layout: Layout, *, workers: int = 0, resize
         except OSError as error:
             if error.errno in _FULL:
                 raise UserError(_full_disk(folder.url, needed)) from None
+            if isinstance(error, PermissionError):
+                raise UserError(f"--out {out}: writing is not permitted ({error}). Choose another place.") from None
             raise
     return ShardIndex.load(folder.out)
 

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, BinaryIO, TypeVar
 
-import fsspec
 from fsspec.core import url_to_fs
 
 T = TypeVar("T")
@@ -62,7 +61,9 @@ def open_stream(url: str) -> BinaryIO:
     """A file object for one sequential read."""
     if is_local(url):
         return open(local_path(url), "rb")
-    return retrying(lambda: fsspec.open(url, "rb", block_size=8 << 20).open())
+    # Not fsspec.open: it hands the block size to the file system's constructor, which s3fs refuses.
+    fs, path = url_to_fs(url)
+    return retrying(lambda: fs.open(path, "rb", block_size=8 << 20))
 
 
 def write_atomic(url: str, data: bytes | bytearray | memoryview, durable: bool = True) -> None:

@@ -124,6 +124,8 @@ def _print_summary(index: ShardIndex, skipped: list[str], as_json: bool) -> None
         "classes_without_positive": int((sidecar.positives == 0).sum()), "skipped": len(skipped),
         "fingerprint": index.fingerprint, "labels_fingerprint": sidecar.fingerprint,
     }
+    # What the reader counted: rows of other classes, contradictions and the like.
+    facts |= {name: value for name, value in index.source.items() if isinstance(value, int)}
     if as_json:
         print(json.dumps(facts))
         return

@@ -63,8 +63,8 @@ def file_sample(url: str, name: str) -> Sample:
 
 def sample_key(name: str) -> str:
     """A relative path as a key: no extension, forward slashes, and no dot that WebDataset would cut at."""
-    folder, base = posixpath.split(name.replace("\\", "/"))
-    return posixpath.join(folder, posixpath.splitext(base)[0].replace(".", "_"))
+    *folders, base = (part for part in name.replace("\\", "/").split("/") if part not in ("", ".", ".."))
+    return "/".join([*folders, posixpath.splitext(base)[0].replace(".", "_")])
 
 
 def image_extension(name: str) -> str:
@@ -228,14 +228,18 @@ def exist(urls: list[str]) -> list[bool]:
 
 
 def walk_images(root: str) -> tuple[list[str], list[str]]:
-    """(images, other files) below a local folder as sorted relative paths; links to folders are followed."""
+    """(images, other files) below a local folder as sorted relative paths; links to folders are followed.
+
+    Hidden files are others: macOS leaves a `._name.jpg` that is no picture beside every copied one.
+    """
     images: list[str] = []
     others: list[str] = []
-    for folder, _, names in os.walk(root, followlinks=True):
+    for folder, folders, names in os.walk(root, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
         relative = os.path.relpath(folder, root).replace(os.sep, "/")
         for name in names:
             path = name if relative == "." else f"{relative}/{name}"
-            (images if is_image(name) else others).append(path)
+            (images if is_image(name) and not name.startswith(".") else others).append(path)
     return sorted(images), sorted(others)
 
 

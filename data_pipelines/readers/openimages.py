@@ -28,6 +28,7 @@ from data_pipelines.readers.base import Dataset, Sample, exist, read_lines, requ
 _COLUMNS = ("ImageID", "Source", "LabelName", "Confidence")
 _IMAGE_NAME = re.compile(r"[0-9a-f]{16}\.jpg")
 _BLOCK_BYTES = 32 << 20
+_NOWHERE = 65_535  # in a column of folder numbers
 _LISTED_SKIPS = 1_000_000  # a list of more is of no use to anyone
 
 
@@ -35,25 +36,30 @@ def configure(group) -> None:
     group.add_argument("--labels", required=True, nargs="+", metavar="CSV", help="…-human-imagelabels.csv …")
     group.add_argument("--classes", required=True, metavar="CSV", help="class descriptions: MID,name (header or not)")
     group.add_argument("--class-list", metavar="FILE", help="MIDs to keep, one a line (trainable or boxable classes)")
-    group.add_argument("--images", required=True, metavar="DIR", help="folder or URL that holds <ImageID>.jpg")
+    group.add_argument("--images", required=True, nargs="+", metavar="DIR",
+                       help="folders or URLs that hold <ImageID>.jpg, e.g. train_0 train_1 …")
     group.add_argument("--images-csv", metavar="CSV", help="image list whose Rotation column turns images")
     group.add_argument("--split", default="train", help="name to record (default: train)")
     group.add_argument("--machine-confidence", type=float, metavar="P",
                        help="also take machine rows with at least this confidence as positives (default: none)")
 
 
-def read(labels: list[str], classes: str, images: str, class_list: str | None = None, images_csv: str | None = None,
-         split: str = "train", machine_confidence: float | None = None) -> Dataset:
+def read(labels: list[str], classes: str, images: list[str], class_list: str | None = None,
+         images_csv: str | None = None, split: str = "train", machine_confidence: float | None = None) -> Dataset:
     names, mids = _read_classes(classes, class_list)
     found = _collect(labels, mids, machine_confidence)
     image_ids, sparse, conflicts = _group(found, len(mids))
-    present = _present(image_ids, images)
-    skipped = [f"{_hex(i)}.jpg\tno such file" for i in image_ids[~present][:_LISTED_SKIPS]]
-    kept = np.flatnonzero(present)
-    samples = ImageList(image_ids[kept], images.rstrip("/"), _rotations(images_csv) if images_csv else {})
-    source = {"reader": "openimages", "labels": list(labels), "images": images, "rows_read": found.rows,
+    place = np.full(len(image_ids), _NOWHERE, np.uint16)
+    for number, folder in enumerate(images):
+        place[_present(image_ids, folder)] = number
+    absent = image_ids[place == _NOWHERE]
+    kept = np.flatnonzero(place != _NOWHERE)
+    samples = ImageList(image_ids[kept], place[kept], [folder.rstrip("/") for folder in images],
+                        _rotations(images_csv) if images_csv else {})
+    source = {"reader": "openimages", "labels": list(labels), "images": list(images), "rows_read": found.rows,
               "rows_of_other_classes": found.other_classes, "rows_of_machines_left_out": found.machine,
-              "contradictions_left_unknown": conflicts, "images_missing": int((~present).sum())}
+              "contradictions_left_unknown": conflicts, "images_missing": len(absent)}
+    skipped = [f"{_hex(image)}.jpg\tno such file" for image in absent[:_LISTED_SKIPS]]
     return Dataset(names, samples, sparse.take(kept), split, mids, source=source, skipped=skipped)
 
 
@@ -61,8 +67,9 @@ def read(labels: list[str], classes: str, images: str, class_list: str | None = 
 class ImageList(Sequence):
     """Samples made when asked for: nine million ids are 72 MB as numbers and gigabytes as objects."""
 
-    ids: np.ndarray
-    folder: str
+    ids: np.ndarray  # uint64
+    place: np.ndarray  # uint16, which of the folders
+    folders: list[str]
     rotations: dict[int, int]
 
     def __len__(self) -> int:
@@ -70,9 +77,9 @@ class ImageList(Sequence):
 
     def __getitem__(self, row):
         if isinstance(row, slice):
-            return ImageList(self.ids[row], self.folder, self.rotations)
+            return ImageList(self.ids[row], self.place[row], self.folders, self.rotations)
         name = _hex(self.ids[row])
-        url = f"{self.folder}/{name}.jpg"
+        url = f"{self.folders[self.place[row]]}/{name}.jpg"
         degrees = self.rotations.get(int(self.ids[row]), 0)
         return Sample(name, RotatedJpeg(url, degrees) if degrees else url, "jpg")
 
@@ -204,15 +211,17 @@ def _parse_ids(column: pa.Array, keep: np.ndarray, path: str) -> np.ndarray:
 def _group(found: Found, classes: int) -> tuple[np.ndarray, SparseLabels, int]:
     """(image ids ascending, labels, number of contradictory pairs)."""
     image_ids, image_row = np.unique(found.images, return_inverse=True)
-    entry = image_row.astype(np.int64) * classes + found.classes
-    positive, negative = np.unique(entry[found.positive]), np.unique(entry[~found.positive])
-    both = np.intersect1d(positive, negative, assume_unique=True)
-    if len(both):
-        positive, negative = np.setdiff1d(positive, both), np.setdiff1d(negative, both)
+    # One number for (image, class, answer), sorted once: repeats and contradictions become neighbours.
+    answers = np.sort((image_row.astype(np.int64) * classes + found.classes) * 2 + found.positive)
+    answers = answers[np.diff(answers, prepend=-1) != 0]
+    entry, is_positive = answers >> 1, (answers & 1).astype(bool)
+    twice = np.diff(entry, prepend=-1) == 0
+    sure = ~(twice | np.append(twice[1:], False))
+    positive, negative = entry[sure & is_positive], entry[sure & ~is_positive]
     starts = np.arange(len(image_ids) + 1, dtype=np.int64) * classes
     labels = SparseLabels(np.searchsorted(positive, starts), (positive % classes).astype(np.int32),
                           np.searchsorted(negative, starts), (negative % classes).astype(np.int32), UNKNOWN)
-    return image_ids, labels, len(both)
+    return image_ids, labels, int(twice.sum())
 
 
 def _present(image_ids: np.ndarray, images: str) -> np.ndarray:

@@ -42,7 +42,7 @@ def read(table: str, classes: str, images: str = "", split: str = "train", unlis
     names, class_ids = read_class_list(classes)
     samples, positives, negatives = [], [], []
     for path, pos, neg, _ in table_rows(table, split, ClassNames(names, class_ids)):
-        samples.append(file_sample(storage.join(images, path) if images else path, path.lstrip("/")))
+        samples.append(file_sample(storage.join(images, path) if images else path, path))
         positives.append(pos)
         negatives.append(neg)
     labels = SparseLabels.from_lists(positives, negatives, UNLISTED_WORDS[unlisted])

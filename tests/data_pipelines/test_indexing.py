@@ -50,7 +50,8 @@ def lists(index):
 def test_every_label_form(folder, tmp_path):
     index = folder(
         [("./a.jpg", JPEG), ("./a.cls", b"2"), ("b/c.JPEG", JPEG),
-         ("b/c.json", b'{"positives": ["dog"], "negatives": [0]}'), ("b/c.seg.png", b"not read"), ("notes", b"not read")],
+         ("b/c.json", b'{"positives": ["dog"], "negatives": [0]}'), ("b/c.seg.png", b"not read"),
+         ("notes", b"not read")],
         [("d.json", b"[0, 2]"), ("d.png", JPEG), ("e.webp", JPEG), ("e.txt", b"traffic light\n"),
          ("f.jpg", JPEG), ("f.txt", b"cat, dog"), ("g.jpg", JPEG), ("g.json", b"1"),
          ("h.jpg", JPEG), ("h.cls", b"0 1")],

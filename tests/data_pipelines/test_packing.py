@@ -141,6 +141,21 @@ def test_foreign_folder_is_left_alone(images, tmp_path):
     assert (tmp_path / "thesis.tex").exists()
 
 
+def test_linked_output_is_written_where_the_link_points(images, tmp_path):
+    (tmp_path / "big disk").mkdir()
+    (tmp_path / "big disk" / "target").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "big disk" / "target")
+    index = pack(folder.read(str(images)), str(tmp_path / "link"), Layout())
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "big disk/target/index.json").exists()
+    assert index.samples == 37
+
+
+def test_output_that_cannot_be_created(images):
+    with pytest.raises(UserError, match=r"--out /proc/x: cannot create /proc/x\.partial"):
+        pack(folder.read(str(images)), "/proc/x", Layout())
+
+
 def test_killed_make_leaves_nothing_that_looks_complete(images, tmp_path):
     """SIGKILL while shards are written; the next make simply works."""
     script = textwrap.dedent("""

@@ -29,7 +29,7 @@ def paths(tmp_path):
     (tmp_path / "labels.csv").write_text(HEADER + "".join(f"{i},{s},{m},{c}\n" for i, s, m, c in ROWS))
     (tmp_path / "classes.csv").write_text('LabelName,DisplayName\n/m/1,Cat\n/m/2,"Dog, big"\n/m/3,Ox\n')
     return {"labels": [str(tmp_path / "labels.csv")], "classes": str(tmp_path / "classes.csv"),
-            "images": str(tmp_path / "images")}
+            "images": [str(tmp_path / "images")]}
 
 
 def test_verified_labels(paths, tmp_path):
@@ -45,6 +45,14 @@ def test_verified_labels(paths, tmp_path):
     index = pack(dataset, str(tmp_path / "out"), Layout(streams=1))
     assert (tmp_path / "out" / "skipped.txt").read_text() == f"{D}.jpg\tno such file\n"
     assert sorted(index.members(0).positions.tolist()) == [0, 1]
+
+
+def test_images_in_several_folders(paths, tmp_path):
+    write_pictures(tmp_path / "more", [f"{D}.jpg"])
+    dataset = openimages.read(**{**paths, "images": [*paths["images"], str(tmp_path / "more")]})
+    assert [s.source for s in dataset.samples] == [f"{tmp_path}/images/{A}.jpg", f"{tmp_path}/images/{B}.jpg",
+                                                   f"{tmp_path}/more/{D}.jpg"]
+    assert dataset.skipped == []
 
 
 def test_class_list_header_and_machine_rows(paths, tmp_path):
@@ -101,7 +109,7 @@ def test_other_bad_inputs(paths, tmp_path):
     with pytest.raises(UserError, match=r"bad\.csv:1"):
         openimages.read(**{**paths, "classes": str(tmp_path / "bad.csv")})
     with pytest.raises(UserError, match="no such folder"):
-        openimages.read(**{**paths, "images": str(tmp_path / "none")})
+        openimages.read(**{**paths, "images": [str(tmp_path / "none")]})
 
 
 def test_a_million_rows_a_minute(paths, tmp_path):

@@ -19,13 +19,14 @@ from data_pipelines.readers.base import ClassNames, sample_key
 def test_folder(tmp_path):
     write_pictures(tmp_path, ["dog/b.jpg", "dog/a.JPEG", "cat/deep/x.y.png"])
     (tmp_path / "cat/notes.txt").write_text("no image")
+    (tmp_path / "dog/._a.JPEG").write_text("what macOS leaves behind")
     (tmp_path / "empty").mkdir()
     dataset = folder.read(str(tmp_path))
     assert dataset.classes == ["cat", "dog", "empty"]
     assert [s.key for s in dataset.samples] == ["cat/deep/x_y", "dog/a", "dog/b"]
     assert [s.extension for s in dataset.samples] == ["png", "jpg", "jpg"]
     assert dataset.labels.dense(3)[0].tolist() == [POSITIVE, UNKNOWN, UNKNOWN]
-    assert len(dataset.skipped) == 1
+    assert len(dataset.skipped) == 2
     assert folder.read(str(tmp_path), unlisted="negative").labels.dense(3)[2].tolist() == [NEGATIVE, POSITIVE, NEGATIVE]
 
 
@@ -38,6 +39,7 @@ def test_folder_errors(tmp_path):
 
 def test_keys_have_no_dot_that_webdataset_would_cut_at():
     assert sample_key("a.b/c.d.jpg") == "a.b/c_d"
+    assert sample_key("../x/./a.jpg") == "x/a"
     assert sample_key("actor\\0001.jpg") == "actor/0001"
 
 

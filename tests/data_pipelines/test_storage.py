@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -74,3 +76,26 @@ def test_retries_transient_errors_only():
     with pytest.raises(FileNotFoundError):
         storage.retrying(absent)
     assert len(calls) == 1
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *ignored):
+        pass
+
+
+def test_plain_http(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"x" * 100_000)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(QuietHandler, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        assert storage.read_bytes(f"{url}/a.bin") == b"x" * 100_000
+        assert storage.size(f"{url}/a.bin") == 100_000
+        assert (storage.exists(f"{url}/a.bin"), storage.exists(f"{url}/b.bin")) == (True, False)
+        with storage.open_stream(f"{url}/a.bin") as stream:
+            assert len(stream.read()) == 100_000
+        with pytest.raises(FileNotFoundError):
+            storage.read_bytes(f"{url}/b.bin")
+    finally:
+        server.shutdown()
+        server.server_close()
