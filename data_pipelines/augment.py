@@ -7,7 +7,6 @@ rank or resumed process makes it. Box = (x0, y0, x1, y1) in [0, 1] of the uncrop
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,9 @@ import torchvision.transforms.v2.functional as F
 from data_pipelines.hashing import mix
 
 _AUGMENT = 3  # keeps augmentation's use of the seed apart from the plan's
-FULL_BOX = (0.0, 0.0, 1.0, 1.0)
+Box = tuple[float, float, float, float]
+FULL_BOX: Box = (0.0, 0.0, 1.0, 1.0)
+_resize_into = torch.ops.aten._upsample_bilinear2d_aa.out
 CROPS = ("squash", "random_resized", "center")
 
 
@@ -39,74 +40,94 @@ class Augment:
     cutout: float = 0.0
     """Side of the random-colour rectangle as a fraction of the image side (0 = off; ASL and CSL use 0.5)."""
 
-    def __call__(self, image: torch.Tensor, rng: random.Random) -> tuple[torch.Tensor, tuple, bool]:
-        """uint8 [3, H, W] → (uint8 [3, size, size], box, flipped)."""
-        image, box = getattr(self, "_" + self.crop)(image, rng)
+    def __post_init__(self):
+        assert self.crop in CROPS, self.crop
+
+    def __call__(self, image: torch.Tensor, rng: SampleRng,
+                 out: torch.Tensor | None = None) -> tuple[torch.Tensor, Box, bool]:
+        """uint8 [3, H, W] → (uint8 [3, size, size], box, flipped); the pixels are written to `out` if it is given."""
+        out = torch.empty((3, self.size, self.size), dtype=torch.uint8) if out is None else out
+        rows, columns = image.shape[-2:]
+        top, left, height, width = self._crop(rows, columns, rng)
+        # The operator itself rather than F.resize: the same kernel, but it fills the batch without a copy.
+        _resize_into(image[None, :, top : top + height, left : left + width], [self.size, self.size], False, None, None,
+                     out=out[None])
         flipped = self.flip and rng.random() < 0.5
         if flipped:
-            image = image.flip(-1)
+            out.copy_(out.flip(-1))
         if self.cutout:
-            image = _cutout(image, self.cutout, rng)
-        for _ in range(self.randaugment):
-            image = _randaugment_step(image, rng)
-        return image, box, flipped
+            _cutout(out, self.cutout, rng)
+        if self.randaugment:
+            changed = out
+            for _ in range(self.randaugment):
+                changed = _randaugment_step(changed, rng)
+            out.copy_(changed)
+        return out, (left / columns, top / rows, (left + width) / columns, (top + height) / rows), flipped
 
     @property
     def moves_pixels_unrecorded(self) -> bool:
         """RandAugment's shears and rotations are not in the box: methods that need geometry refuse it."""
         return self.randaugment > 0
 
-    def _resize(self, image: torch.Tensor) -> torch.Tensor:
-        return F.resize(image, [self.size, self.size], antialias=True)
+    def _crop(self, rows: int, columns: int, rng: SampleRng) -> tuple[int, int, int, int]:
+        """(top, left, height, width) in whole pixels of the image."""
+        if self.crop == "squash":
+            return 0, 0, rows, columns
+        if self.crop == "random_resized":
+            return self._random_box(rows, columns, rng)
+        side = self.center_fraction * min(rows, columns)
+        return _middle(rows, columns, side, side)
 
-    def _squash(self, image: torch.Tensor, rng: random.Random):
-        return self._resize(image), FULL_BOX
-
-    def _center(self, image: torch.Tensor, rng: random.Random):
-        height, width = image.shape[-2:]
-        side = self.center_fraction * min(height, width)
-        return self._cut(image, (height - side) / 2, (width - side) / 2, side, side)
-
-    def _random_resized(self, image: torch.Tensor, rng: random.Random):
-        height, width = image.shape[-2:]
+    def _random_box(self, rows: int, columns: int, rng: SampleRng) -> tuple[int, int, int, int]:
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(10):
-            area = height * width * (self.scale[0] + rng.random() * (self.scale[1] - self.scale[0]))
-            low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+            area = rows * columns * (self.scale[0] + rng.random() * (self.scale[1] - self.scale[0]))
             ratio = math.exp(low + rng.random() * (high - low))
-            w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-            if 0 < w <= width and 0 < h <= height:
-                return self._cut(image, int(rng.random() * (height - h + 1)), int(rng.random() * (width - w + 1)), h, w)
+            width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < width <= columns and 0 < height <= rows:
+                top, left = int(rng.random() * (rows - height + 1)), int(rng.random() * (columns - width + 1))
+                return top, left, height, width
         # No box of a legal shape fits (a very long image): the largest legal one in the middle.
-        widest, tallest = min(width, height * self.ratio[1]), min(height, width / self.ratio[0])
-        return self._cut(image, (height - tallest) / 2, (width - widest) / 2, tallest, widest)
-
-    def _cut(self, image: torch.Tensor, top: float, left: float, height: float, width: float):
-        top, left = round(top), round(left)
-        height, width = max(1, round(height)), max(1, round(width))
-        rows, columns = image.shape[-2:]
-        cut = self._resize(image[:, top : top + height, left : left + width])
-        return cut, (left / columns, top / rows, (left + width) / columns, (top + height) / rows)
+        return _middle(rows, columns, min(rows, columns / self.ratio[0]), min(columns, rows * self.ratio[1]))
 
 
-def sample_rng(seed: int, epoch: int, shard: int, row: int) -> random.Random:
-    return random.Random(mix(seed, _AUGMENT, epoch, shard, row))
+class SampleRng:
+    """Uniform draws that are hashes of a key and a counter: a generator of its own for every sample, at no cost."""
+
+    __slots__ = ("count", "key")
+
+    def __init__(self, key: int):
+        self.key, self.count = key, 0
+
+    def random(self) -> float:
+        """The next number in [0, 1)."""
+        self.count += 1
+        return (mix(self.key, self.count) >> 11) * 2.0**-53
 
 
-def _cutout(image: torch.Tensor, fraction: float, rng: random.Random) -> torch.Tensor:
-    """A random-colour rectangle around a random centre, clipped at the borders."""
+def sample_rng(seed: int, epoch: int, shard: int, row: int) -> SampleRng:
+    return SampleRng(mix(seed, _AUGMENT, epoch, shard, row))
+
+
+def _middle(rows: int, columns: int, height: float, width: float) -> tuple[int, int, int, int]:
+    """The box of about this size in the middle of the image, in whole pixels."""
+    tall, wide = max(1, round(height)), max(1, round(width))
+    return (rows - tall) // 2, (columns - wide) // 2, tall, wide
+
+
+def _cutout(image: torch.Tensor, fraction: float, rng: SampleRng) -> None:
+    """Paint a random-colour rectangle around a random centre, clipped at the borders."""
     height, width = image.shape[-2:]
     half_h, half_w = int(height * fraction / 2), int(width * fraction / 2)
     y, x = int(rng.random() * height), int(rng.random() * width)
     colour = torch.tensor([int(rng.random() * 256) for _ in range(3)], dtype=torch.uint8)
-    image = image.clone()
     image[:, max(0, y - half_h) : y + half_h, max(0, x - half_w) : x + half_w] = colour[:, None, None]
-    return image
 
 
 _MAGNITUDE = 9 / 30
 
 
-def _randaugment_step(image: torch.Tensor, rng: random.Random) -> torch.Tensor:
+def _randaugment_step(image: torch.Tensor, rng: SampleRng) -> torch.Tensor:
     """One of the 14 operations of RandAugment, by our own draw: torchvision's uses the global generator."""
     size = image.shape[-1]
     sign = 1 if rng.random() < 0.5 else -1

@@ -10,7 +10,6 @@ import os
 import tempfile
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +17,7 @@ from data_pipelines import storage
 from data_pipelines.errors import UserError
 from data_pipelines.index import ShardIndex, Sidecar
 from data_pipelines.labels import NEGATIVE, POSITIVE
-
-if TYPE_CHECKING:
-    from data_pipelines.subsets import Subset
+from data_pipelines.subsets import Subset
 
 _COPY_BYTES = 8 << 20
 _TAR_BLOCK = 512
@@ -39,11 +36,7 @@ class ShardSource:
     @classmethod
     def load(cls, url: str, labels: str, subset: str | None, scratch: str | None = None) -> ShardSource:
         index = ShardIndex.load(url)
-        chosen = None
-        if subset:
-            from data_pipelines.subsets import Subset
-            chosen = Subset.load(index, subset)
-        return cls(index, Sidecar.load(index, labels), chosen, scratch)
+        return cls(index, Sidecar.load(index, labels), Subset.load(index, subset) if subset else None, scratch)
 
     @property
     def rows(self) -> np.ndarray:
@@ -84,17 +77,20 @@ class OpenShard:
     def read(self, row: int) -> bytes:
         """The undecoded bytes of a row (its position in the tar)."""
         offset, size = int(self.members.offsets[row]), int(self.members.sizes[row])
-        data = os.pread(self.descriptor, size + _TAR_BLOCK, offset - _TAR_BLOCK)
-        name = f"{self.members.keys[row]}.{self.members.extensions[row]}".encode()
-        # Long names live in an extra header block, where comparing is not worth another read.
-        header = data[:_TAR_NAME_BYTES].rstrip(b"\0").removeprefix(b"./")
-        if len(data) != size + _TAR_BLOCK or (len(name) < _TAR_NAME_BYTES and header != name):
+        # Two calls cost less than cutting the header off a larger one, which would copy the image.
+        header = os.pread(self.descriptor, _TAR_NAME_BYTES, offset - _TAR_BLOCK) if offset >= _TAR_BLOCK else b""
+        data = os.pread(self.descriptor, size, offset)
+        name = f"{self.members.keys[row]}.{self.members.extensions[row]}"
+        found = header.rstrip(b"\0").removeprefix(b"./")
+        # Names that are long or not ASCII may live in an extra header block, which is not worth another read.
+        comparable = len(name) < _TAR_NAME_BYTES and name.isascii()
+        if len(data) != size or (comparable and found != name.encode()):
             raise UserError(
-                f"{self.url}: row {row} should be {name.decode()!r} at byte {offset}, but the tar has "
-                f"{header.decode(errors='replace')!r} there: the index does not match the tar. "
+                f"{self.url}: row {row} should be {name!r} at byte {offset}, but the tar has "
+                f"{found.decode(errors='replace')!r} there: the index does not match the tar. "
                 "Rebuild it with `lacuna shards index`."
             )
-        return data[_TAR_BLOCK:]
+        return data
 
 
 def _fetch(url: str, expected: int, scratch: str | None) -> int:

@@ -7,7 +7,8 @@ there is nothing to pickle, copy between processes or re-seed, and the order is 
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+import threading
+from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,8 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from data_pipelines.augment import FULL_BOX, Augment, sample_rng
+from data_pipelines import storage
+from data_pipelines.augment import FULL_BOX, Augment, Box, sample_rng
 from data_pipelines.decode import DecodeError, decode_image, decode_vector
+from data_pipelines.labels import NEGATIVE, POSITIVE
 from data_pipelines.plan import EpochPlan
 from data_pipelines.source import OpenShard, ShardSource
 
@@ -65,31 +68,37 @@ class SampleMaker:
             return torch.empty((count, self.features), pin_memory=pin)
         return torch.empty((count, 3, self.augment.size, self.augment.size), dtype=torch.uint8, pin_memory=pin)
 
-    def __call__(self, data: bytes, shard: int, row: int, out: torch.Tensor) -> tuple[tuple, bool]:
+    def __call__(self, data: bytes, shard: int, row: int, out: torch.Tensor) -> tuple[Box, bool]:
+        """Fill `out`; the crop box and whether the image was flipped."""
         if self.augment is None:
             vector = decode_vector(data)
             if len(vector) != self.features:
                 raise DecodeError(f"vector of {len(vector)} numbers, the others have {self.features}")
             out.copy_(torch.from_numpy(vector))
             return FULL_BOX, False
-        image, box, flipped = self.augment(decode_image(data), sample_rng(self.seed, self.epoch, shard, row))
-        out.copy_(image)
+        _, box, flipped = self.augment(decode_image(data), sample_rng(self.seed, self.epoch, shard, row), out)
         return box, flipped
 
 
 class EpochStream:
-    """Iterate over it once; `close` (or the end of a `with` block) ends its threads."""
+    """Iterate over it once; `close` (or the end of a `with` block) ends its threads.
+
+    At most streams × (open_shards + 1) shards are open, unless a single batch needs more (tiny shards).
+    """
 
     def __init__(self, source: ShardSource, plan: EpochPlan, streams: range, maker: SampleMaker, *,
                  start_step: int = 0, workers: int = 2, prefetch: int = 4, pin: bool = False):
         self.source, self.plan, self.maker, self.pin = source, plan, maker, pin
         self.workers, self.prefetch = max(1, workers), max(1, prefetch)
         self._batches = plan.batches(streams, start_step)
-        self._pool = ThreadPoolExecutor(self.workers, "decode", initializer=torch.set_num_threads, initargs=(1,))
-        self._openers = ThreadPoolExecutor(2, "open-shard")
+        self._pool = ThreadPoolExecutor(self.workers, "decode")
+        # A local shard is opened in milliseconds; downloads wait for the network, so there may be more of them.
+        openers = 2 if storage.is_local(source.index.url) else min(8, max(2, len(streams)))
+        self._openers = ThreadPoolExecutor(openers, "open-shard")
         self._place = {shard: (stream, place) for stream in streams
                        for place, shard in enumerate(plan.stream_shards[stream])}
         self._open: dict[int, Future[OpenShard]] = {}
+        self._pending: deque[_Pending] = deque()
 
     def __enter__(self) -> EpochStream:
         return self
@@ -98,91 +107,124 @@ class EpochStream:
         self.close()
 
     def close(self) -> None:
+        """Drop what is not yet begun, wait for what is, and let go of every shard."""
+        # Openers first: a decoder that waits for a shard whose opening is cancelled ends at once.
+        self._openers.shutdown(wait=False, cancel_futures=True)
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._openers.shutdown(wait=True, cancel_futures=True)
+        self._openers.shutdown(wait=True)
+        self._pending.clear()
         self._open.clear()
 
     def __iter__(self) -> Iterator[Batch]:
-        threads = torch.get_num_threads()
-        pending: deque[_Pending] = deque()
         with contextlib.closing(self):
+            start_single_threaded(self._pool, self.workers)
             for shards, rows in self._batches:
-                pending.append(self._submit(shards, rows))
-                # A worker's set_num_threads also reaches the process-wide BLAS setting: put the caller's back.
-                if len(pending) == 1 and torch.get_num_threads() != threads:
-                    torch.set_num_threads(threads)
-                if len(pending) > self.prefetch:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
+                self._pending.append(self._submit(shards, rows))
+                if len(self._pending) > self.prefetch:
+                    yield self._pending.popleft().result()
+            while self._pending:
+                yield self._pending.popleft().result()
 
     def _submit(self, shards: np.ndarray, rows: np.ndarray) -> _Pending:
-        opened = {int(s): self._shard(int(s)) for s in np.unique(shards)}
-        self._let_go(opened)
-        pending = _Pending(self, shards, rows, opened)
+        needed = np.unique(shards).tolist()
+        for shard in needed:
+            self._start_opening(shard)
+        pending = _Pending(self, shards, rows, {shard: self._open[shard] for shard in needed})
+        self._let_go(needed)
+        self._open_ahead(needed, pending)
         for part in np.array_split(np.arange(len(rows)), min(self.workers * 2, max(1, len(rows)))):
             if len(part):
-                pending.parts.append(self._pool.submit(pending.make, part))
+                pending.parts.append(self._pool.submit(pending.make, part.tolist()))
         return pending
 
-    def _shard(self, shard: int) -> Future[OpenShard]:
-        """The shard's future; also starts to open the next one of its stream."""
-        stream, place = self._place[shard]
-        order = self.plan.stream_shards[stream]
-        for ahead in order[place : place + 2]:
-            if ahead not in self._open:
-                self._open[ahead] = self._openers.submit(self.source.open, ahead)
-        return self._open[shard]
+    def _start_opening(self, shard: int) -> None:
+        if shard not in self._open:
+            self._open[shard] = self._openers.submit(self.source.open, shard)
 
-    def _let_go(self, in_use: dict[int, Future[OpenShard]]) -> None:
+    def _let_go(self, needed: list[int]) -> None:
         """Drop shards that the plan has passed: those m or more places behind the newest one of their stream."""
+        newest = self._newest(needed)
+        for shard in list(self._open):
+            stream, place = self._place[shard]
+            if shard not in needed and place <= newest.get(stream, 0) - self.plan.open_shards:
+                del self._open[shard]
+
+    def _open_ahead(self, needed: list[int], current: _Pending) -> None:
+        """Begin to open the next shard of every stream, as soon as batches in flight leave room for it."""
+        alive = set(self._open).union(*(pending.opened for pending in [current, *self._pending]))
+        count = Counter(self._place[shard][0] for shard in alive)
+        for stream, place in self._newest(needed).items():
+            order = self.plan.stream_shards[stream]
+            if place + 1 < len(order) and count[stream] <= self.plan.open_shards:
+                self._start_opening(order[place + 1])
+
+    def _newest(self, shards: list[int]) -> dict[int, int]:
+        """The last place in its stream's order that each stream has reached."""
         newest: dict[int, int] = {}
-        for shard in in_use:
+        for shard in shards:
             stream, place = self._place[shard]
             newest[stream] = max(place, newest.get(stream, 0))
-        for shard in [s for s in self._open if s not in in_use]:
-            stream, place = self._place[shard]
-            if place <= newest.get(stream, 0) - self.plan.open_shards:
-                del self._open[shard]
+        return newest
 
 
 class _Pending:
     """A batch whose samples are being made."""
 
     def __init__(self, stream: EpochStream, shards: np.ndarray, rows: np.ndarray, opened: dict[int, Future[OpenShard]]):
-        self.stream, self.shards, self.opened = stream, shards, opened
+        self.maker, self.shards, self.opened = stream.maker, shards, opened
         self.plan_rows = rows
         self.rows = np.empty_like(rows)
         self.inputs = stream.maker.empty(len(rows), stream.pin)
-        self.labels = np.empty((len(rows), stream.source.classes), dtype=np.int8)
-        self.boxes = torch.empty((len(rows), 4))
-        self.flips = torch.zeros(len(rows), dtype=torch.bool)
+        sidecar = stream.source.sidecar
+        self.labels = np.full((len(rows), stream.source.classes), sidecar.unlisted, dtype=np.int8)
+        self.boxes = np.empty((len(rows), 4), dtype=np.float32)
+        self.flips = np.zeros(len(rows), dtype=bool)
         self.bad: dict[int, BadSample] = {}
         self.parts: list[Future[None]] = []
 
-    def make(self, part: np.ndarray) -> None:
-        for shard in np.unique(self.shards[part]):
-            where = part[self.shards[part] == shard]
-            opened = self.opened[int(shard)].result()
-            self.rows[where] = opened.used[self.plan_rows[where]]
-            self.labels[where] = opened.labels.dense(self.labels.shape[1], self.rows[where])
-            for i in where:
-                row = int(self.rows[i])
-                try:
-                    box, flipped = self.stream.maker(opened.read(row), int(shard), row, self.inputs[i])
-                except DecodeError as error:
-                    self.bad[int(i)] = BadSample(opened.url, row, opened.members.keys[row], str(error))
-                    continue
-                self.boxes[i] = torch.tensor(box)
-                self.flips[i] = flipped
+    def make(self, part: list[int]) -> None:
+        """Make the samples at these places of the batch."""
+        # One sample at a time in plain Python: a part has few rows of each shard, too few for arrays to pay.
+        for i in part:
+            shard = int(self.shards[i])
+            opened = self.opened[shard].result()
+            row = int(opened.used[self.plan_rows[i]])
+            self.rows[i] = row
+            try:
+                self.boxes[i], self.flips[i] = self.maker(opened.read(row), shard, row, self.inputs[i])
+            except DecodeError as error:
+                self.bad[i] = BadSample(opened.url, row, opened.members.keys[row], str(error))
+                continue
+            self.labels[i, opened.labels.negatives(row)] = NEGATIVE
+            self.labels[i, opened.labels.positives(row)] = POSITIVE
 
     def result(self) -> Batch:
         for part in self.parts:
             part.result()
-        batch = Batch(self.inputs, torch.from_numpy(self.labels), self.shards, self.rows, self.boxes, self.flips)
+        batch = Batch(self.inputs, torch.from_numpy(self.labels), self.shards, self.rows, torch.from_numpy(self.boxes),
+                      torch.from_numpy(self.flips))
         if self.bad:
             good = np.array([i for i in range(len(self.rows)) if i not in self.bad], dtype=np.int64)
             kept = torch.from_numpy(good)
             batch = Batch(batch.inputs[kept], batch.labels[kept], batch.shards[good], batch.rows[good],
                           batch.boxes[kept], batch.flips[kept], [self.bad[i] for i in sorted(self.bad)])
         return batch
+
+
+def start_single_threaded(pool: ThreadPoolExecutor, workers: int) -> None:
+    """Start all threads of a fresh pool, each without torch threads of its own.
+
+    torch's setting belongs to a thread, but also becomes the default of threads that start later: so all workers are
+    started here, and then the caller's setting is made the default again.
+    """
+    together = threading.Barrier(workers + 1)
+
+    def settle() -> None:
+        torch.set_num_threads(1)
+        together.wait()
+
+    threads = torch.get_num_threads()
+    for _ in range(workers):
+        pool.submit(settle)
+    together.wait()
+    torch.set_num_threads(threads)
