@@ -84,6 +84,16 @@ def test_table_that_does_not_fit(copy):
     assert any("1 samples that the index does not know" in line for line in text)
 
 
+def test_wrong_size_in_the_table(copy):
+    members = copy.members(2)
+    sizes = members.sizes + np.array([0, 1, 0, 0])
+    storage.write_atomic(copy.members_url(2), Members(members.keys, members.extensions, members.offsets, sizes,
+                                                      members.positions).to_bytes())
+    report = check(copy.url)
+    assert places(report) == [("shard-00002.tar", 1, members.keys[1])]
+    assert f"of {int(members.sizes[1]) + 1:,}" in report.problems[0].problem
+
+
 def test_truncated_and_absent_tars(copy):
     data = storage.read_bytes(copy.shard_url(0))
     storage.write_atomic(copy.shard_url(0), data[: int(copy.members(0).offsets[2]) + 10])
