@@ -1,9 +1,9 @@
 """OpenImages V6 image-level labels: CSVs of `ImageID,Source,LabelName,Confidence`.
 
 Human-verified rows only, unless asked: Confidence 1 is a positive, 0 a verified negative; everything else is unknown.
-Image ids are 16 hex digits, so an image is one uint64 and a label row 13 bytes: the CSVs are streamed, and 60 million
-rows fit in a gigabyte. Images come in the order of their ids. An (image, class) pair that was answered both ways stays
-unknown.
+Image ids are 16 hex digits, so an image is one uint64 and a label row 14 bytes: the CSVs are streamed, and only these
+columns are held. Images come in the order of their ids. An (image, class) pair that humans answered both ways stays
+unknown; a machine's answer never counts where a human gave one.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ class Found:
     images: np.ndarray  # uint64
     classes: np.ndarray  # int32
     positive: np.ndarray  # bool
+    human: np.ndarray  # bool
     rows: int
     other_classes: int
     machine: int
@@ -136,7 +137,7 @@ def _read_classes(path: str, class_list: str | None) -> tuple[list[str], list[st
 
 def _collect(paths: list[str], mids: list[str], machine_confidence: float | None) -> Found:
     index = {mid: number for number, mid in enumerate(mids)}
-    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    parts: list[tuple[np.ndarray, ...]] = []
     rows = other = machine_rows = 0
     for path in paths:
         for batch in _batches(path):
@@ -154,11 +155,11 @@ def _collect(paths: list[str], mids: list[str], machine_confidence: float | None
             other += int((classes < 0).sum())
             machine_rows += int((~human & ~sure).sum())
             images = _parse_ids(batch["ImageID"], keep, path)
-            parts.append((images, classes[keep], confidence[keep] > 0))
+            parts.append((images, classes[keep], confidence[keep] > 0, human[keep]))
     if not rows:
         raise UserError(f"{', '.join(paths)}: no label rows. Download the CSV again.")
-    images, classes, positive = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Found(images, classes, positive, rows, other, machine_rows)
+    images, classes, positive, by_human = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Found(images, classes, positive, by_human, rows, other, machine_rows)
 
 
 def _batches(path: str) -> Iterator[pa.RecordBatch]:
@@ -212,7 +213,11 @@ def _group(found: Found, classes: int) -> tuple[np.ndarray, SparseLabels, int]:
     """(image ids ascending, labels, number of contradictory pairs)."""
     image_ids, image_row = np.unique(found.images, return_inverse=True)
     # One number for (image, class, answer), sorted once: repeats and contradictions become neighbours.
-    answers = np.sort((image_row.astype(np.int64) * classes + found.classes) * 2 + found.positive)
+    answers = (image_row.astype(np.int64) * classes + found.classes) * 2 + found.positive
+    if not found.human.all():
+        asked = np.isin(answers >> 1, answers[found.human] >> 1)  # pairs that a human answered
+        answers = answers[found.human | ~asked]
+    answers = np.sort(answers)
     answers = answers[np.diff(answers, prepend=-1) != 0]
     entry, is_positive = answers >> 1, (answers & 1).astype(bool)
     twice = np.diff(entry, prepend=-1) == 0

@@ -65,6 +65,15 @@ def test_class_list_header_and_machine_rows(paths, tmp_path):
     assert dataset.labels.dense(2).tolist() == [[UNKNOWN, POSITIVE], [UNKNOWN, POSITIVE]]
 
 
+def test_humans_overrule_machines(paths):
+    """Most verified negatives are machine proposals that a human rejected."""
+    with open(paths["labels"][0], "a") as file:
+        file.write(f"{A},machine,/m/2,0.9\n{B},machine,/m/3,0.9\n{A},machine,/m/3,0.9\n")
+    dataset = openimages.read(**paths, machine_confidence=0.5)
+    assert dataset.labels.dense(3).tolist() == [[POSITIVE, NEGATIVE, POSITIVE], [POSITIVE, POSITIVE, UNKNOWN]]
+    assert dataset.source["contradictions_left_unknown"] == 1
+
+
 def test_rotation_tags_the_jpeg_without_touching_pixels(paths, tmp_path):
     (tmp_path / "images.csv").write_text(
         "ImageID,Subset,OriginalURL,Title,Rotation\n" + f'{A},train,http://x,"a, ""b""",90.0\n{B},train,http://x,t,\n')
