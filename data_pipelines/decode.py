@@ -1,12 +1,13 @@
 """Undecoded bytes to uint8 RGB [3, H, W], whatever the file holds: grey, CMYK, palette, alpha, 16 bit, EXIF-turned.
 
 JPEGs go to simplejpeg (libjpeg-turbo without a detour: the fastest of those measured, and it tells when data ran
-out), PNGs to torchvision; PIL is the judge of what they refuse. Headers are looked at first, so that a decompression
-bomb is refused before it is decoded.
+out); everything else, and what simplejpeg refuses, to PIL. torchvision's PNG decoder is not used: damaged files
+crashed the process. Headers are looked at first, so that a decompression bomb is refused before it is decoded.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
 
@@ -14,7 +15,6 @@ import numpy as np
 import simplejpeg
 import torch
 from PIL import Image, ImageOps
-from torchvision.io import ImageReadMode, decode_png
 
 MAX_PIXELS = 120_000_000
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
@@ -38,15 +38,11 @@ def decode_image(data: bytes) -> torch.Tensor:
         raise DecodeError(f"unreadable image header ({error})") from None
     if height * width > MAX_PIXELS:
         raise DecodeError(f"image header says {width}x{height}, more than the {MAX_PIXELS:,} pixels allowed")
-    try:
-        if kind == "jpeg" and colours in ("YCbCr", "Gray", "RGB"):
+    if colours in ("YCbCr", "Gray", "RGB"):
+        # A JPEG with recoverable damage, such as stray bytes between markers, is left to PIL: it uses those, but
+        # refuses truncated ones, whose missing part libjpeg would fill with grey.
+        with contextlib.suppress(ValueError):
             return _decode_jpeg(data)
-        if kind == "png":
-            return _decode_png(data)
-    except (RuntimeError, ValueError):
-        # Also for JPEGs with recoverable damage, such as stray bytes between markers: PIL uses those, but refuses
-        # truncated ones, whose missing part libjpeg would fill with grey.
-        pass
     return _decode_pil(data)
 
 
@@ -81,18 +77,11 @@ def _orientation(segment: bytes) -> int:
         return 1
 
 
-def _decode_png(data: bytes) -> torch.Tensor:
-    # A bytearray: torch warns about memory that it must not write to.
-    buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    image = decode_png(buffer, mode=ImageReadMode.RGB, apply_exif_orientation=True)
-    return image if image.dtype == torch.uint8 else (image.to(torch.int32) >> 8).to(torch.uint8)
-
-
 def _decode_pil(data: bytes) -> torch.Tensor:
     try:
         with Image.open(io.BytesIO(data)) as opened:
             picture = ImageOps.exif_transpose(opened)
-            if picture.mode.startswith("I;16"):
+            if picture.mode.startswith("I"):
                 # convert("RGB") would clip 16-bit greys at 255 instead of scaling them.
                 picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
             array = np.array(picture.convert("RGB"))
@@ -112,9 +101,9 @@ def _sniff(data: bytes) -> str:
 
 
 def _header(data: bytes, kind: str) -> tuple[int, int, str]:
-    """(height, width, colour space)"""
+    """(height, width, colour space of a JPEG)"""
     if kind == "jpeg":
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data, strict=False)
         return height, width, colours
     if kind == "png":
         width, height = struct.unpack(">II", data[16:24])

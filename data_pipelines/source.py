@@ -6,10 +6,12 @@ into an unlinked scratch file. Rows are then read by offset, so memory holds und
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import weakref
 from dataclasses import dataclass
+from typing import IO
 
 import numpy as np
 
@@ -113,11 +115,25 @@ def _fetch(url: str, expected: int, scratch: str | None) -> int:
 
 
 def _download(url: str, expected: int, scratch: str | None) -> int:
+    # The file has no name: whatever ends this process, nothing is left behind.
     with tempfile.TemporaryFile(dir=scratch, prefix="lacuna-shard-") as target:
         with storage.open_stream(url) as stream:
             while block := stream.read(_COPY_BYTES):
-                target.write(block)
+                _write(target, block, scratch)
         target.flush()
-        if target.tell() < expected:
-            raise OSError(f"{url}: connection ended after {target.tell():,} of {expected:,} bytes")
+        received = target.tell()
+        # Shorter than the index says: worth another try only if the server has more than it sent.
+        if received < expected and storage.size(url) != received:
+            raise OSError(f"{url}: connection ended after {received:,} of {expected:,} bytes")
         return os.dup(target.fileno())
+
+
+def _write(target: IO[bytes], block: bytes, scratch: str | None) -> None:
+    try:
+        target.write(block)
+        target.flush()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(f"{scratch or tempfile.gettempdir()}: no space left for downloaded shards. Set data.scratch to "
+                        "a folder with room for data.streams × (data.open_shards + 1) of them.") from None

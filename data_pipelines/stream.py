@@ -195,7 +195,8 @@ class _Pending:
             except DecodeError as error:
                 self.bad[i] = BadSample(opened.url, row, opened.members.keys[row], str(error))
                 continue
-            self.labels[i, opened.labels.negatives(row)] = NEGATIVE
+            if len(opened.labels.neg_ids):
+                self.labels[i, opened.labels.negatives(row)] = NEGATIVE
             self.labels[i, opened.labels.positives(row)] = POSITIVE
 
     def result(self) -> Batch:
