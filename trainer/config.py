@@ -145,8 +145,8 @@ class Config(Section):
         body = self.model_dump()
         for key in ("workers", "prefetch", "scratch"):
             body["data"].pop(key)
-        for key in ("log_every", "checkpoint_every", "keep", "timeout_seconds", "trace_samples", "micro_batch", "deepspeed", "compile",
-                    "channels_last"):
+        for key in ("log_every", "checkpoint_every", "keep", "timeout_seconds", "trace_samples", "micro_batch",
+                    "deepspeed", "compile", "channels_last"):
             body["train"].pop(key)
         for key in ("run_folder", "name"):
             body.pop(key)

@@ -142,12 +142,14 @@ def _timm(name: str, weights: str) -> nn.Module:
 
 
 def _lacuna(name: str, weights: str) -> nn.Module:
-    """`tiny`: a few plain convolutions for the demo and tests; group norm, so results do not depend on the ranks."""
+    """`tiny`: four plain convolutions for the demo and tests; no norm, so results do not depend on the ranks."""
     if name != "tiny":
         raise UserError(f"model.backbone 'lacuna:{name}': there is only 'lacuna:tiny'.")
     layers: list[nn.Module] = []
-    for inputs, outputs, stride in ((3, 16, 2), (16, 32, 2), (32, 64, 2), (64, 64, 1)):
-        layers += [nn.Conv2d(inputs, outputs, 3, stride, 1), nn.GroupNorm(4, outputs), nn.ReLU()]
+    for inputs, outputs, stride in ((3, 32, 2), (32, 64, 1), (64, 64, 2), (64, 128, 1)):
+        layers += [nn.Conv2d(inputs, outputs, 3, stride, 1), nn.ReLU()]
+        nn.init.kaiming_normal_(layers[-2].weight, nonlinearity="relu")  # type: ignore[arg-type]
+        nn.init.zeros_(layers[-2].bias)  # type: ignore[arg-type]
     return nn.Sequential(*layers)
 
 

@@ -10,6 +10,7 @@ from data_pipelines.readers import (
     cifar100,
     coco,
     cub,
+    digits,
     features,
     folder,
     imagenet,
@@ -45,6 +46,8 @@ READERS = {
     "cub": Reader("CUB-200-2011 with its 312 attributes as classes", cub.configure, cub.read),
     "cifar100": Reader("CIFAR-100: python or binary archive", cifar100.configure, cifar100.read),
     "openimages": Reader("OpenImages V6 image-level label CSVs", openimages.configure, openimages.read),
+    "digits": Reader("scenes of handwritten digits (scikit-learn's): a small set for a first try, no download",
+                     digits.configure, digits.read),
     "tsv": Reader("a text table of path, positive classes, negative classes", tsv.configure, tsv.read),
     "features": Reader("pre-extracted feature vectors (.npy) with labels", features.configure, features.read),
 }

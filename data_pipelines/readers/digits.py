@@ -17,8 +17,8 @@ from data_pipelines.hashing import mix
 from data_pipelines.labels import NEGATIVE, SparseLabels
 from data_pipelines.readers.base import Dataset, Sample
 
-SIDE = 64
-_GLYPH = 22  # pixels of a digit's side, ± 4
+SIDE = 32
+_GLYPH = 14  # pixels of a digit's side, ± 2
 _TRAIN_GLYPHS = 1300  # of 1797; the rest is for the other splits
 _SPLITS = {"train": 0, "val": 1, "test": 2}
 
@@ -26,17 +26,17 @@ _SPLITS = {"train": 0, "val": 1, "test": 2}
 def configure(group) -> None:
     group.add_argument("--count", type=int, default=4000, help="number of scenes (default 4000)")
     group.add_argument("--split", default="train", choices=list(_SPLITS), help="which digits to draw from")
-    group.add_argument("--seed", type=int, default=0)
+    group.add_argument("--scene-seed", dest="scene_seed", type=int, default=0, help="other seed, other scenes")
 
 
-def read(count: int = 4000, split: str = "train", seed: int = 0) -> Dataset:
+def read(count: int = 4000, split: str = "train", scene_seed: int = 0) -> Dataset:
     if split not in _SPLITS or count < 1:
-        raise UserError(f"digits: split {split!r}, count {count}; legal: {', '.join(_SPLITS)} and a count of at least 1.")
-    scenes = [Scene(mix(seed, _SPLITS[split], i), split == "train") for i in range(count)]
+        raise UserError(f"digits: split {split!r}, count {count}; legal: {', '.join(_SPLITS)}, and a count ≥ 1.")
+    scenes = [Scene(mix(scene_seed, _SPLITS[split], i), split == "train") for i in range(count)]
     samples = [Sample(f"scene-{i:06d}", scene, "jpg") for i, scene in enumerate(scenes)]
     labels = SparseLabels.from_lists([scene.digits() for scene in scenes], [[]] * count, NEGATIVE)
     return Dataset([str(d) for d in range(10)], samples, labels, split,
-                   source={"reader": "digits", "count": count, "seed": seed})
+                   source={"reader": "digits", "count": count, "scene_seed": scene_seed})
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class Scene:
         for _ in range(8):  # clutter: scraps of digits that are no digits
             scrap = _glyphs()[0][rng.integers(len(_glyphs()[0]))]
             top, left = rng.integers(0, 5, 2)
-            _paste(canvas, scrap[top : top + 4, left : left + 4], int(rng.integers(8, 14)), rng.integers(0, SIDE, 2),
+            _paste(canvas, scrap[top : top + 4, left : left + 4], int(rng.integers(4, 8)), rng.integers(0, SIDE, 2),
                    float(rng.uniform(0.3, 0.6)))
         quarters = rng.permutation(4)[: len(chosen)]  # one digit a quarter, so that none hides another
         for glyph, quarter in zip(chosen, quarters, strict=True):
-            side = int(_GLYPH + rng.integers(-4, 5))
+            side = int(_GLYPH + rng.integers(-2, 3))
             room = SIDE // 2 - side
             corner = np.array([quarter // 2, quarter % 2]) * (SIDE // 2) + rng.integers(0, max(1, room + 1), 2)
             _paste(canvas, _glyphs()[0][glyph], side, corner, float(rng.uniform(0.8, 1.0)))

@@ -1,0 +1,80 @@
+"""Makes scenes of 1-4 handwritten digits (real ones, from scikit-learn), hides all labels but one of every image,
+trains on 2 DeepSpeed ranks, and compares with what full labels would give.
+
+  lacuna demo --out demo            about 2 minutes on 2 cores
+  lacuna demo --out demo --ranks 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+from data_pipelines.annotate import SCHEMES, annotate
+from data_pipelines.annotate_rows import LabelledRows
+from data_pipelines.errors import UserError
+from data_pipelines.index import ShardIndex, Sidecar, sidecar_names
+from data_pipelines.packing import Layout, pack
+from data_pipelines.readers import digits
+from tools.progress import Progress
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SPLITS = {"train": 4000, "val": 600, "test": 1000}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", default="demo", help="folder for the data and the runs (default: demo)")
+    parser.add_argument("--ranks", type=int, default=2, help="DeepSpeed ranks (default 2)")
+
+
+def run(args: argparse.Namespace) -> None:
+    out = os.path.abspath(args.out)
+    make_data(os.path.join(out, "data"))
+    methods = {
+        "one label, assume negative (AN)": ("demo-an", ["method.name=an"]),
+        "all labels (the ceiling)": ("demo-full", ["method.name=bce", "data.train.labels=labels"]),
+    }
+    rows = []
+    for title, (name, overrides) in methods.items():
+        print(f"\n== {title}", flush=True)
+        results = train(out, name, args.ranks, overrides)
+        rows.append((title, results["val"]["map"], results["test"]["map"]))
+    print(f"\n{'labels and method':<36} {'val mAP':>8} {'test mAP':>9}")
+    for title, val, test in rows:
+        print(f"{title:<36} {val:8.2f} {test:9.2f}")
+    print(f"\nRun folders: {os.path.join(out, 'runs')} (config.yaml, metrics.jsonl, TensorBoard, checkpoints)")
+
+
+def make_data(folder: str) -> None:
+    """Shards of every split, and the training split's single-positive sidecar; what exists is kept."""
+    for split, count in SPLITS.items():
+        url = os.path.join(folder, split)
+        if not os.path.exists(os.path.join(url, "index.json")):
+            with Progress(count, f"drawing {split} scenes", "scenes") as meter:
+                pack(digits.read(count, split), url, Layout(), advance=meter.advance)
+    index = ShardIndex.load(os.path.join(folder, "train"))
+    if "single" not in sidecar_names(index):
+        rows = LabelledRows(index, Sidecar.load(index, "labels"))
+        annotate(rows, "single", "single_positive", SCHEMES["single_positive"]())
+
+
+def train(out: str, name: str, ranks: int, overrides: list[str]) -> dict:
+    """One launch; its results. A finished run of an earlier demo is not repeated."""
+    folder = os.path.join(out, "runs", name)
+    script = [os.path.join(_ROOT, "trainer", "run.py"), "--config", os.path.join(_ROOT, "configs", "demo.yaml"),
+              f"name={name}", f"run_folder={os.path.join(out, 'runs')}",
+              *[f"data.{split}.url={os.path.join(out, 'data', split)}" for split in SPLITS], *overrides]
+    launcher = [os.path.join(os.path.dirname(sys.executable), "deepspeed"), "--num_accelerators", str(ranks)]
+    if shutil.which(launcher[0]) is None:
+        raise UserError(f"{launcher[0]}: not found. Install the project with `make install`.")
+    # Several ranks on few cores: one thread each, and no busy waiting.
+    environment = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    done = subprocess.run([*launcher, *script], env=environment)
+    if done.returncode:
+        raise UserError(f"the run {name} failed with exit code {done.returncode}; see above and {folder}/log.txt.")
+    with open(os.path.join(folder, "results.json"), encoding="utf-8") as f:
+        return json.load(f)
