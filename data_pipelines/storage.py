@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO, TypeVar
 
+import aiohttp
 from fsspec.core import url_to_fs
 
 T = TypeVar("T")
@@ -64,10 +65,15 @@ def read_bytes(url: str, expected: int | None = None) -> bytes:
 
 
 def open_stream(url: str) -> BinaryIO:
-    """A file object for one sequential read."""
+    """A file object for one sequential read; over HTTP a read may return fewer bytes than were asked for."""
     if is_local(url):
         return open(local_path(url), "rb")
     # Not fsspec.open: it hands the block size to the file system's constructor, which s3fs refuses.
+    if url.startswith(("http://", "https://")):
+        # One plain request: not every server knows ranges. A silent one is given up; a slow one may take its time.
+        patience = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS)
+        web, path = url_to_fs(url, client_kwargs={"timeout": patience})
+        return retrying(lambda: web.open(path, "rb", block_size=0))
     fs, path = url_to_fs(url)
     return retrying(lambda: fs.open(path, "rb", block_size=8 << 20))
 

@@ -23,6 +23,8 @@ from data_pipelines.labels import NEGATIVE, POSITIVE
 from data_pipelines.plan import EpochPlan
 from data_pipelines.source import OpenShard, ShardSource
 
+_PART = 8  # samples that a worker takes at a time: enough to hide the hand-over, few enough to share a batch evenly
+
 
 @dataclass(frozen=True)
 class BadSample:
@@ -132,9 +134,9 @@ class EpochStream:
         pending = _Pending(self, shards, rows, {shard: self._open[shard] for shard in needed})
         self._let_go(needed)
         self._open_ahead(needed, pending)
-        for part in np.array_split(np.arange(len(rows)), min(self.workers * 2, max(1, len(rows)))):
-            if len(part):
-                pending.parts.append(self._pool.submit(pending.make, part.tolist()))
+        for start in range(0, len(rows), _PART):
+            part = range(start, min(start + _PART, len(rows)))
+            pending.parts.append(self._pool.submit(pending.make, part))
         return pending
 
     def _start_opening(self, shard: int) -> None:
@@ -182,7 +184,7 @@ class _Pending:
         self.bad: dict[int, BadSample] = {}
         self.parts: list[Future[None]] = []
 
-    def make(self, part: list[int]) -> None:
+    def make(self, part: range) -> None:
         """Make the samples at these places of the batch."""
         # One sample at a time in plain Python: a part has few rows of each shard, too few for arrays to pay.
         for i in part:
@@ -221,6 +223,7 @@ def start_single_threaded(pool: ThreadPoolExecutor, workers: int) -> None:
     together = threading.Barrier(workers + 1)
 
     def settle() -> None:
+        torch.get_num_threads()  # a thread takes over the default at its first question, even after it was told
         torch.set_num_threads(1)
         together.wait()
 

@@ -51,7 +51,7 @@ Boxes = list[tuple[int, int, int, int]]  # top, left, height, width
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--images", type=int, help="images an epoch (default 1536; quick 512)")
+    parser.add_argument("--images", type=int, help="images an epoch (default 1536; quick 768)")
     parser.add_argument("--rounds", type=int, help="turns of the three contenders (default 25; quick 15)")
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)),
                         help="threads or processes of each contender (default: the cores, here %(default)s)")
@@ -60,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(quick: bool, args: argparse.Namespace) -> dict:
     end = time.monotonic() + (_QUICK_SECONDS if quick else float("inf"))
-    count, rounds = args.images or (512 if quick else 1536), args.rounds or (15 if quick else 25)
+    count, rounds = args.images or (768 if quick else 1536), args.rounds or (15 if quick else 25)
     if min(count, rounds, args.workers, args.batch) < 1 or args.batch % STREAMS:
         raise UserError(f"--images, --rounds and --workers must be above 0, --batch a multiple of {STREAMS}.")
     with tempfile.TemporaryDirectory(prefix="lacuna-bench-") as scratch:
