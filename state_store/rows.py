@@ -25,9 +25,9 @@ class Rows:
         self._session, self._slots, self.shards, self.rows = session, session.slots, shards, rows
         self._index, self._slot = self._slots.locate(shards, rows)
 
-    def gather(self, field: str) -> np.ndarray:
-        """Stored values [B, *stored_shape], a copy."""
-        return self._slots.gather(field, self._index)
+    def gather(self, field: str, out: np.ndarray | None = None) -> np.ndarray:
+        """Stored values [B, *stored_shape], a copy; into `out` (a pinned buffer's view) if given, which is faster."""
+        return self._slots.gather(field, self._index, out)
 
     def scatter(self, field: str, stored: np.ndarray) -> None:
         """Replace stored values; the shards are written back when they are released."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -116,10 +115,8 @@ class Session:
         leased = np.flatnonzero(self.slots.slot_of >= 0).tolist()
         self._engine.spill({s: d for s in leased if (d := self._take_dirty(int(self.slots.slot_of[s])))})
         faults.point("prepare.spilled")
-        if durable and self._unsynced:
-            with ThreadPoolExecutor(4) as pool:  # the file system joins concurrent fsyncs into one journal commit
-                urls = sorted(self._unsynced)
-                list(pool.map(storage.sync, [urls[i::8] for i in range(8)]))
+        if durable:
+            storage.sync(sorted(self._unsynced))
             self._unsynced = set()
         faults.point("prepare.synced")
         self._handed |= {ref.token for _, _, ref in walk(self._written)}

@@ -57,8 +57,9 @@ class Slots:
                             f"0..{int(self.schema.rows[shards[bad]]) - 1}.")
         return slots * self.schema.max_rows + rows, slots
 
-    def gather(self, field: str, index: np.ndarray) -> np.ndarray:
-        return self.flat[self.known(field)].take(index, axis=0)
+    def gather(self, field: str, index: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        # Every index was checked by locate(); mode="clip" writes to `out` directly, the default would buffer.
+        return self.flat[self.known(field)].take(index, axis=0, out=out, mode="clip")
 
     def scatter(self, field: str, index: np.ndarray, slots: np.ndarray, stored: np.ndarray) -> None:
         flat = self.flat[self.known(field)]

@@ -117,7 +117,7 @@ def test_two_processes_cannot_lease_one_shard(tmp_path):
     assert isinstance(ranks.pipes[0].recv(), state_store.Delta)
     other = state_store.open(url)
     with pytest.raises(UserError, match="already has a session"):
-        other.session(other.log.newest_attempt(), 1, 2, budget=20_000)
+        other.session(other.log.newest_attempt(), 0, 2, budget=20_000)
     for process in ranks.processes:
         process.kill()
         process.join()

@@ -18,6 +18,7 @@ from data_pipelines.errors import UserError
 BENCHES = {
     "decode": "tools.bench.decode",
     "map": "tools.bench.map",
+    "state": "tools.bench.state",
 }
 
 
