@@ -65,17 +65,17 @@ def last_committed(url: str) -> int:
 def finish_cleanly(url: str, before: int) -> None:
     """The next launch needs no cleaning by hand, goes on from the last commit, and leaves no orphan."""
     process = launch(url, 2)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert last_committed(url) == before + 2, out
     assert state_store.open(url).orphans() == []
 
 
-def kill_at(url: str, fault: str) -> bool:
+def kill_at(url: str, fault: str, steps: int = 4) -> bool:
     """Run until the fault point kills the process; False if the run did not reach it."""
     before = last_committed(url)
-    process = launch(url, 4, fault)
-    out, err = process.communicate(timeout=60)
+    process = launch(url, steps, fault)
+    out, err = process.communicate(timeout=120)
     assert process.returncode in (0, -signal.SIGKILL), err
     reported = [int(line) for line in out.split()]
     after = last_committed(url)
