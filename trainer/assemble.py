@@ -14,7 +14,7 @@ from trainer.evaluate import feature_width
 from trainer.loop import Run, Stop
 from trainer.methods import build_method
 from trainer.methods.base import Task
-from trainer.models import Classifier, build_model
+from trainer.models import Classifier, build_model, spatial_side
 from trainer.run_log import RunLog
 from trainer.world import Watchdog, World
 
@@ -23,8 +23,8 @@ def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
     stop = Stop()
     sources = load_sources(config)
     train = sources["train"]
-    method = build_method(config.method, task_of(train))
     model = place_model(config, train, world)
+    method = build_method(config.method, task_of(config, sources, model))
     watchdog.beat("model built")
     run_log = RunLog(config, world.main)
     fingerprints = {"config": config.fingerprint(), "shard index": train.index.fingerprint,
@@ -50,12 +50,23 @@ def load_sources(config: Config) -> dict[str, ShardSource]:
     return sources
 
 
-def task_of(train: ShardSource) -> Task:
+def task_of(config: Config, sources: dict[str, ShardSource], model: Classifier) -> Task:
     """Counts are exact for a subset too: its shards' labels are counted once."""
+    train = sources["train"]
     positives, negatives = train.sidecar.positives, train.sidecar.negatives
     if train.subset is not None:
         positives, negatives = train.subset_counts()
-    return Task(train.classes, int(train.rows.sum()), positives, negatives, train.sidecar.unlisted == NEGATIVE)
+    grid = spatial_side(model, config.data.image_size) if train.index.kind == "image" else 0
+    return Task(train.classes, int(train.rows.sum()), positives, negatives, train.sidecar.unlisted == NEGATIVE, grid,
+                _mean_positives(sources.get("val")), config.seed)
+
+
+def _mean_positives(val: ShardSource | None) -> float | None:
+    """Of a fully labelled validation set: the estimate of K that needs no oracle over the training set."""
+    if val is None or val.sidecar.unlisted != NEGATIVE:
+        return None
+    positives = val.subset_counts()[0] if val.subset is not None else val.sidecar.positives
+    return float(positives.sum() / max(1, val.rows.sum()))
 
 
 def place_model(config: Config, train: ShardSource, world: World) -> Classifier:

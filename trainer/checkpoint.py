@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -27,6 +28,9 @@ from safetensors.torch import load_file, save_file
 from data_pipelines import storage
 from data_pipelines.errors import UserError
 from trainer.world import World
+
+if TYPE_CHECKING:
+    from trainer.sample_state import SampleState
 
 log = logging.getLogger("lacuna")
 COMMIT = "COMMIT.json"
@@ -57,6 +61,11 @@ class Checkpoint:
     zero_stage: int
     fingerprints: dict[str, str]
 
+    @property
+    def name(self) -> str:
+        """Also the name of the state store's snapshot that belongs to it."""
+        return os.path.basename(self.folder)
+
     def weights(self) -> dict[str, torch.Tensor]:
         """The averaged weights if there are any, else the plain ones."""
         ema = os.path.join(self.folder, "ema.safetensors")
@@ -74,7 +83,7 @@ class Checkpoints:
         return os.path.join(self.root, f"{_PREFIX}{total_steps:08d}")
 
     def save(self, engine, ema: torch.nn.Module | None, method_state: dict[str, torch.Tensor], position: Position,
-             zero_stage: int) -> None:
+             zero_stage: int, state: SampleState | None) -> None:
         folder = self.path(position.total_steps)
         if self.world.main:
             shutil.rmtree(folder, ignore_errors=True)
@@ -87,6 +96,8 @@ class Checkpoints:
                 _save_tensors(os.path.join(folder, "ema.safetensors"), ema.state_dict())
             _save_tensors(os.path.join(folder, "method.safetensors"), method_state)
             _write_json(os.path.join(folder, "position.json"), asdict(position))
+        if state is not None:
+            state.snapshot(os.path.basename(folder))
         self.world.barrier()
         names = sorted(_files(folder))
         mine = {name: _sync_and_hash(os.path.join(folder, name)) for name in names[self.world.rank :: self.world.size]}
@@ -97,7 +108,9 @@ class Checkpoints:
             commit = {"files": everything, "world": self.world.size, "zero_stage": zero_stage,
                       "fingerprints": self.fingerprints}
             storage.write_atomic(os.path.join(folder, COMMIT), json.dumps(commit, indent=1).encode())
-            self._collect(position)
+            kept = self._collect(position)
+            if state is not None:
+                state.collect(kept)
         self.world.barrier()
 
     def latest(self) -> Checkpoint | None:
@@ -127,8 +140,8 @@ class Checkpoints:
     def _folders(self) -> list[str]:
         return [os.path.join(self.root, n) for n in storage.list_names(self.root) if n.startswith(_PREFIX)]
 
-    def _collect(self, position: Position) -> None:
-        """Remove what is neither among the last k commits nor the best; torn folders are never the newest here."""
+    def _collect(self, position: Position) -> list[str]:
+        """Remove what is neither among the last k commits nor the best; the names of what is kept."""
         whole = [f for f in self._folders() if os.path.exists(os.path.join(f, COMMIT))]
         kept = set(whole[-self.keep :])
         if position.best_step is not None:
@@ -138,6 +151,7 @@ class Checkpoints:
                 # The commit goes first, so that a crash half-way leaves a torn folder, not a false one.
                 storage.remove([os.path.join(folder, COMMIT)])
                 shutil.rmtree(folder, ignore_errors=True)
+        return sorted(os.path.basename(folder) for folder in kept)
 
 
 def needs_conversion(checkpoint: Checkpoint, world: World) -> bool:

@@ -120,6 +120,10 @@ class TrainConfig(Section):
     """Last checkpoints to keep, besides the best."""
     trace_samples: bool = False
     """Write which samples every step saw to trace/rank-N.jsonl."""
+    state_url: str | None = None
+    """Where per-sample state lives (folder or fsspec URL); default: the run folder's state/."""
+    state_budget_mb: int = Field(1024, gt=0)
+    """RAM per rank for per-sample state."""
     timeout_seconds: float = Field(600, gt=0)
     """A rank that makes no progress for so long is named and the launch ends."""
 
@@ -146,7 +150,7 @@ class Config(Section):
         for key in ("workers", "prefetch", "scratch"):
             body["data"].pop(key)
         for key in ("log_every", "checkpoint_every", "keep", "timeout_seconds", "trace_samples", "micro_batch",
-                    "deepspeed", "compile", "channels_last"):
+                    "deepspeed", "compile", "channels_last", "state_url", "state_budget_mb"):
             body["train"].pop(key)
         for key in ("run_folder", "name"):
             body.pop(key)

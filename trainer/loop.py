@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,6 +25,7 @@ from trainer.evaluate import autocast, evaluate, feature_width
 from trainer.methods.base import Method, Outputs, Step
 from trainer.models import Classifier
 from trainer.run_log import RunLog
+from trainer.sample_state import SampleState
 from trainer.schedules import lr_factor
 from trainer.world import Watchdog, World
 
@@ -55,6 +57,7 @@ class Run:
     checkpoints: Checkpoints
     watchdog: Watchdog
     stop: Stop
+    state: SampleState | None = None  # of methods that remember something about every sample
 
 
 def train(run: Run) -> dict | None:
@@ -64,6 +67,7 @@ def train(run: Run) -> dict | None:
     if checkpoint:
         log.info("resuming from %s", checkpoint.folder)
     run.run_log.rewind(position.total_steps)
+    _open_state(run, checkpoint)
     for number in range(position.phase, len(run.config.phases)):
         phase = Phase(run, number, checkpoint)
         position = phase.train(position)
@@ -71,6 +75,8 @@ def train(run: Run) -> dict | None:
         if run.stop.asked:
             return None
         _take_best(run, position)
+        best_step = position.total_steps if position.best_step is None else position.best_step
+        run.method.end_phase(phase.total - (position.total_steps - best_step))
         if number + 1 < len(run.config.phases):
             position = Position(phase=number + 1, total_steps=position.total_steps)
         checkpoint = None
@@ -104,6 +110,7 @@ class Phase:
         self.plans = [EpochPlan(source.rows, mix(run.config.seed, number), epoch, run.config.data.streams,
                                 self.config.batch, run.config.data.open_shards) for epoch in range(self.config.epochs)]
         self.total = sum(plan.steps for plan in self.plans)
+        self._epochs_before = sum(phase.epochs for phase in run.config.phases[:number])
         self.sums = torch.zeros(3, dtype=torch.float64, device=world.device)  # loss: interval, epoch; bad samples
 
     def train(self, position: Position) -> Position:
@@ -112,7 +119,7 @@ class Phase:
             self._restore_sums(position)
         for epoch in range(position.epoch, self.config.epochs):
             if position.step == 0:
-                self.run.method.begin_epoch(epoch)
+                self.run.method.begin_epoch(self.number, self._epochs_before + epoch, self.run.state)
                 self.sums[1:] = 0
             position = self._train_epoch(position)
             if self.run.stop.asked:
@@ -127,6 +134,8 @@ class Phase:
         run.run_log.begin_epoch(f"{self.config.name} epoch {position.epoch + 1}/{self.config.epochs}", plan.steps,
                                 position.step)
         run.model.train()
+        if run.state:
+            run.state.begin_epoch(plan, position.step, self._epochs_before + position.epoch)
         started, waited, seen = time.monotonic(), 0.0, 0
         with self._stream(plan, position) as stream:
             batches = iter(stream)
@@ -170,19 +179,28 @@ class Phase:
         self._note_bad(batch, int(bad), position)
         if run.config.train.trace_samples:
             run.run_log.trace(world.rank, position.total_steps + 1, batch.shards.tolist(), batch.rows.tolist())
-        step = Step(world, max(1, int(counted)), position.epoch, self.config.epochs)
         done = sum(p.steps for p in self.plans[: position.epoch]) + position.step
         warmup = to_steps(self.config.warmup, self.plans[0].steps, self.total)
-        set_lr(self.engine, self.base_lr, lr_factor(self.config.schedule, done, self.total, warmup))
+        factor = lr_factor(self.config.schedule, done, self.total, warmup)
+        set_lr(self.engine, self.base_lr, factor)
+        step = Step(world, max(1, int(counted)), position.epoch, self.config.epochs, self.number, done, factor)
+        if run.state:
+            run.state.begin_step()
         for piece in range(self.split.pieces):
             micro = batch.narrow(piece * self.split.micro, (piece + 1) * self.split.micro)
+            if run.state:
+                step = replace(step, state=run.state.rows(micro))
             terms = run.method.loss(self._forward(micro), micro, step)
             share = terms.per_sample.sum() / step.samples
             coupled = torch.zeros((), device=world.device) if terms.coupled is None else terms.coupled
             # DeepSpeed averages gradients over ranks and pieces; the global loss is a sum of shares.
             self.engine.backward(self.split.pieces * world.size * share + coupled)
             self.engine.step()
+            if step.state:
+                step.state.write(terms.rows)
             self.sums[:2] += share.detach().double() + coupled.detach().double() / world.size
+        if run.state:
+            run.state.end_step()
         if self.ema is not None:
             update_ema(self.ema, run.model, run.config.train.ema_decay)
         return int(counted), bool(stop)
@@ -238,6 +256,8 @@ class Phase:
     def _end_epoch(self, position: Position) -> Position:
         """Evaluate, remember the best, and write the epoch's checkpoint."""
         run = self.run
+        if run.state:
+            run.state.end_epoch()
         loss = run.world.sum_counts(float(self.sums[1]))[0] / max(1, self.plans[position.epoch].steps)
         values: dict = {"phase": self.config.name, "epoch": position.epoch, "loss": loss, "bad": int(self.sums[2])}
         best = position.best_score
@@ -261,7 +281,8 @@ class Phase:
         parts = {f"{rank}": sums for rank, sums in enumerate(self.run.world.gather(self.sums.tolist()))}
         if position.step:
             position = position.advanced(epoch_sums=parts)
-        self.run.checkpoints.save(self.engine, self.ema, self.run.method.state(), position, self.zero_stage)
+        self.run.checkpoints.save(self.engine, self.ema, self.run.method.state(), position, self.zero_stage,
+                                  self.run.state)
         self.run.watchdog.beat("checkpoint")
 
     def _restore_sums(self, position: Position) -> None:
@@ -290,7 +311,23 @@ def update_ema(ema: torch.nn.Module, model: torch.nn.Module, decay: float) -> No
 def _take_best(run: Run, position: Position) -> None:
     """The phase's best weights into the model: the next phase and the test start from them."""
     step = position.best_step if position.best_step is not None else position.total_steps
-    run.model.load_state_dict(run.checkpoints.read(run.checkpoints.path(step)).weights())
+    best = run.checkpoints.read(run.checkpoints.path(step))
+    run.model.load_state_dict(best.weights())
+    if run.state:
+        run.state.restore(best.name)
+
+
+def _open_state(run: Run, checkpoint: Checkpoint | None) -> None:
+    """The store of the method's fields, at the checkpoint's snapshot or at the initial values."""
+    if not run.method.fields():
+        return
+    url = run.config.train.state_url or os.path.join(run.config.folder, "state")
+    run.state = SampleState(url, run.method, run.sources["train"], run.world, run.config.train.state_budget_mb << 20,
+                            run.config.seed, checkpoint.name if checkpoint else None)
+    # Snapshots after the checkpoint belong to steps that will be taken again.
+    names = [entry.name for entry in run.state.store.snapshots()]
+    run.state.collect([name for name in names if checkpoint and name <= checkpoint.name])
+    run.world.barrier()
 
 
 def _final_test(run: Run, position: Position) -> dict:

@@ -53,6 +53,8 @@ def run(config: Config) -> int:
     elif joined.main:
         logging.getLogger("lacuna").info("stopped as asked; the same command resumes")
     prepared.run_log.close()
+    if prepared.state:
+        prepared.state.close()
     joined.barrier()
     watchdog.stop()
     return 0

@@ -19,15 +19,17 @@ HUNG_EXIT_CODE = 75  # "temporary failure": what a scheduler may simply start ag
 
 
 class World:
-    """Built once per process, after `start`."""
+    """Built once per process, after `start`; without a process group, a world of one."""
 
-    def __init__(self, device: torch.device, timeout_seconds: float):
+    def __init__(self, device: torch.device, timeout_seconds: float = 600):
+        self.rank, self.size, self.device = 0, 1, device
+        self.control: Any = None
+        if not dist.is_initialized():
+            return
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self.device = device
         wait = _group_timeout(timeout_seconds)
         # Counts and flags travel over gloo even on GPUs: reading them then never waits for the device.
-        self.control: Any = dist.new_group(backend="gloo", timeout=wait)
+        self.control = dist.new_group(backend="gloo", timeout=wait)
 
     @property
     def main(self) -> bool:
@@ -59,6 +61,15 @@ class World:
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier(group=self.control)
+
+    def all_gather(self, value: torch.Tensor) -> torch.Tensor:
+        """[W, …]: every rank's tensor, equal in shape, on every rank; not differentiable."""
+        if self.size == 1:
+            return value.detach()[None]
+        value = value.detach().contiguous()
+        out = value.new_empty((self.size, *value.shape))
+        dist.all_gather(list(out.unbind(0)), value)
+        return out
 
     def global_sum(self, value: torch.Tensor) -> torch.Tensor:
         """Differentiable sum over ranks of a tensor from which every rank computes the same scalar."""

@@ -6,7 +6,7 @@ import difflib
 
 from data_pipelines.errors import UserError
 from trainer.config import validated
-from trainer.methods import cole
+from trainer.methods import cole, role, verelst
 from trainer.methods.base import Method, Task
 
 METHODS: dict[str, type[Method]] = {
@@ -19,6 +19,11 @@ METHODS: dict[str, type[Method]] = {
     "wan": cole.WeakAssumeNegative,
     "epr": cole.ExpectedPositives,
     "pr": cole.PairwiseRanking,
+    "role": role.Role,
+    "en": verelst.compose("en", ""),
+    "ep": verelst.compose("ep", ""),
+    **{f"{first}_{second}": verelst.compose(first, second) for first in ("an", "en", "ep", "epr")
+       for second in ("cl", "scl")},
 }
 
 

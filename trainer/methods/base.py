@@ -6,7 +6,7 @@ Legend: B batch rows on this rank, L classes, G grid side, N training samples.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +14,11 @@ from pydantic import BaseModel, ConfigDict
 
 from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from data_pipelines.stream import Batch
+from state_store import Field
 from trainer.world import World
+
+if TYPE_CHECKING:
+    from trainer.sample_state import SampleState, StateRows
 
 
 class Settings(BaseModel):
@@ -33,6 +37,9 @@ class Task:
     positives: np.ndarray  # int64 [L] annotated positives per class
     negatives: np.ndarray  # int64 [L] verified negatives per class
     fully_annotated: bool  # no unknown entries
+    grid: int = 0  # G, side of the score maps; 0 if the inputs are feature vectors
+    val_positives: float | None = None  # mean number of positives of a fully labelled validation image
+    seed: int = 0
 
 
 @dataclass
@@ -49,6 +56,18 @@ class Step:
     samples: int  # real samples of the *global* batch
     epoch: int  # of this phase, from 0
     epochs: int
+    phase: int = 0
+    number: int = 0  # optimizer steps of this phase before this one
+    lr_factor: float = 1.0
+    state: StateRows | None = None  # the batch's rows of the method's fields
+
+
+@dataclass
+class Masked:
+    """New values of a field, to be written only where `mask` (broadcastable to them) is true."""
+
+    values: torch.Tensor
+    mask: torch.Tensor
 
 
 @dataclass
@@ -57,7 +76,7 @@ class LossTerms:
 
     per_sample: torch.Tensor  # [B]
     coupled: torch.Tensor | None = None  # a scalar of the whole global batch, equal on every rank
-    rows: dict[str, torch.Tensor] = field(default_factory=dict)  # new values of the fields, by name
+    rows: dict[str, torch.Tensor | Masked] = field(default_factory=dict)  # new values of the fields, by name
 
 
 class Method:
@@ -73,8 +92,22 @@ class Method:
     def __init__(self, settings: Settings, task: Task):
         self.settings, self.task = settings, task
 
-    def begin_epoch(self, epoch: int) -> None:
-        """Called on every rank before the first batch of an epoch, not after a resume inside it."""
+    def fields(self) -> list[Field]:
+        """What the method remembers about every sample; an empty list needs no store."""
+        return []
+
+    def initial_rows(self, field: str, labels: np.ndarray, shard: int) -> np.ndarray:
+        """First values of a field declared with `Given`, from the shard's labels int8 [rows, L]."""
+        raise NotImplementedError(f"{type(self).__name__} declares {field!r} as Given, but gives no rows")
+
+    def begin_epoch(self, phase: int, epoch: int, state: SampleState | None) -> None:
+        """Called on every rank before the first batch of an epoch, not after a resume inside it.
+
+        `epoch` counts over all phases. Passes over all samples (thresholds, priors) belong here.
+        """
+
+    def end_phase(self, steps: int) -> None:
+        """A phase ended; the next one goes on from the weights and state that it had after `steps` steps."""
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
         raise NotImplementedError(f"{type(self).__name__} has no loss")

@@ -1,0 +1,266 @@
+"""ROLE and EN/CL/SCL on the real store equal their in-memory definitions over the whole matrix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from oracles import LOGITS, OBSERVED
+
+from data_pipelines.index import SidecarWriter
+from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
+from data_pipelines.packing import Layout, pack
+from data_pipelines.plan import EpochPlan
+from data_pipelines.readers import digits
+from data_pipelines.source import ShardSource
+from data_pipelines.stream import Batch
+from trainer.methods import build_method
+from trainer.methods.base import Outputs, Step, Task
+from trainer.sample_state import SampleState
+from trainer.world import World
+
+SAMPLES, CLASSES, BATCH = 240, 10, 16
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> ShardSource:
+    """240 samples in 8 shards with ternary labels: one positive each, a few verified negatives."""
+    url = str(tmp_path_factory.mktemp("state") / "shards")
+    index = pack(digits.read(SAMPLES), url, Layout(streams=1, rows_per_shard=30), workers=1)
+    rng = np.random.default_rng(0)
+    writer = SidecarWriter(index, "partial", UNKNOWN, {})
+    for shard in range(len(index.shards)):
+        rows = index.shards[shard].rows
+        dense = np.where(rng.random((rows, CLASSES)) < 0.1, NEGATIVE, UNKNOWN).astype(np.int8)
+        dense[np.arange(rows), rng.integers(0, CLASSES, rows)] = POSITIVE
+        writer.write(shard, SparseLabels.from_dense(dense))
+    writer.close()
+    return ShardSource.load(url, "partial", None)
+
+
+def labels_of(source: ShardSource) -> np.ndarray:
+    return np.concatenate([source.sidecar.labels(s).dense(CLASSES) for s in range(len(source.index.shards))])
+
+
+def logits_at(epoch: int, samples: np.ndarray) -> torch.Tensor:
+    """A stand-in for a model whose outputs drift over epochs; depends on the sample only."""
+    rng = np.random.default_rng(epoch)
+    table = rng.normal(-1, 2, (SAMPLES, CLASSES)).astype(np.float32)
+    return torch.from_numpy(table[samples])
+
+
+class Harness:
+    """Drives a method over the store as the loop does, with given logits instead of a model."""
+
+    def __init__(self, source, folder, body, grid=0, budget_shards=3):
+        self.source, self.world = source, World(torch.device("cpu"))
+        sidecar = source.sidecar
+        self.task = Task(CLASSES, SAMPLES, sidecar.positives, sidecar.negatives, False, grid, None, 7)
+        self.method = build_method(body, self.task)
+        self.first = np.concatenate([[0], np.cumsum(source.index.rows)])
+        row = sum(f.row_bytes for f in self.method.fields())
+        # Room for a few shards only, so that state is evicted and read again.
+        budget = int(row * 30 * budget_shards * 2.2)
+        self.state = SampleState(str(folder), self.method, source, self.world, budget, 7, None)
+        self.number = 0
+
+    def epoch(self, epoch: int, on_step=None, maps=None, phase: int = 0) -> None:
+        plan = EpochPlan(self.source.rows, 5, epoch, 1, BATCH, 2)
+        self.method.begin_epoch(phase, epoch, self.state)
+        self.state.begin_epoch(plan, 0, epoch)
+        for shards, rows in plan.batches(range(1)):
+            samples = self.first[shards] + rows
+            batch = self.batch(shards, rows, samples, epoch)
+            self.state.begin_step()
+            step = Step(self.world, len(rows), epoch, 9, phase, self.number, 1.0, self.state.rows(batch))
+            outputs = Outputs(logits_at(epoch, samples), None if maps is None else maps(epoch, samples))
+            terms = self.method.loss(outputs, batch, step)
+            if on_step:
+                on_step(samples, batch, outputs, step, terms)
+            step.state.write(terms.rows)
+            self.state.end_step()
+            self.number += 1
+        self.state.end_epoch()
+
+    def batch(self, shards, rows, samples, epoch) -> Batch:
+        rng = np.random.default_rng([epoch, int(samples[0])])
+        size = rng.uniform(0.5, 1.0, (len(rows), 2))
+        corner = rng.uniform(0, 1, size.shape) * (1 - size)
+        boxes = torch.from_numpy(np.concatenate([corner, corner + size], 1).astype(np.float32))
+        labels = torch.from_numpy(labels_of(self.source)[samples])
+        flips = torch.from_numpy(rng.random(len(rows)) < 0.5)
+        return Batch(torch.zeros(len(rows), 1), labels, shards, rows, boxes, flips)
+
+    def table(self, field: str) -> np.ndarray:
+        """The whole field as floats, from the store."""
+        spec = self.state.store.schema.fields[field]
+        return np.concatenate([spec.decode(self.state.session.read_shard(field, s))
+                               for s in range(len(self.source.index.shards))])
+
+
+def role_loss(phi, logits, z, k):
+    """The paper's loss of a batch, by formula, in float64; gradients by autograd."""
+    nl = lambda x: -torch.log(x + 1e-5)  # noqa: E731
+    p, y = torch.sigmoid(logits), torch.sigmoid(phi)
+    pos, neg = (z == POSITIVE).double(), (z == NEGATIVE).double()
+
+    def side(own, other):
+        other = other.detach()
+        known = pos * nl(own) + neg * nl(1 - own)
+        return known + other * nl(own) + (1 - other) * nl(1 - own)
+
+    count, classes = p.shape
+    main = (side(p, y) + side(y, p)).sum() / (2 * count * classes)
+    return main + ((p.sum(1).mean() - k) ** 2 + (y.sum(1).mean() - k) ** 2) / (2 * classes**2)
+
+
+def test_role_golden_values(tmp_path, source):
+    phi = torch.tensor([[5.293305, 0.2, -0.3, 0.1], [0.4, 5.293305, -0.4, 0]], dtype=torch.float64, requires_grad=True)
+    logits = torch.tensor(LOGITS, dtype=torch.float64)
+    value = role_loss(phi, logits, torch.from_numpy(OBSERVED), 1.5)
+    assert value.item() == pytest.approx(0.795012, abs=1e-5)
+    value.backward()
+    method = build_method({"name": "role", "expected_positives": 1.5}, Task(4, 2, np.ones(4), np.zeros(4), False))
+    step = Step(World(torch.device("cpu")), 2, 0, 1)
+    y = torch.sigmoid(phi.detach())
+    pull = float(y.sum() / 2 - 1.5)
+    gradient = method._gradient(phi.detach(), y, torch.sigmoid(logits), torch.from_numpy(OBSERVED), pull, step)
+    golden = torch.tensor([[0.006965, 0.025253, -0.004703, 0.037602], [0.021293, 0.010909, 0.025104, 0.007775]])
+    assert torch.allclose(phi.grad.float(), golden, atol=2e-6), "the oracle itself"
+    assert torch.allclose(gradient.float(), golden, atol=2e-6)
+
+
+def test_lazy_adam_golden_trajectory():
+    from trainer.methods import lazy_adam
+
+    one = lambda x: torch.tensor([[x]])  # noqa: E731
+    phi, m, v = lazy_adam.step(one(0.2), one(0.0), one(0.0), one(0.025253), 1, 0.01)
+    found = [phi.item()] + [lazy_adam.replay(phi, m, v, np.array([1]), now, 0.01)[0].item() for now in (2, 3, 4, 5)]
+    assert found == pytest.approx([0.190000, 0.183299, 0.178120, 0.173877, 0.170291], abs=2e-6)
+
+
+@pytest.mark.parametrize(("dtype", "worst", "mean"), [("float32", 1e-4, 1e-4), ("float16", 0.02, 1e-3)])
+def test_three_epochs_of_role_equal_dense_adam_over_all_samples(source, tmp_path, dtype, worst, mean):
+    lr, k = 0.05, 2.5
+    harness = Harness(source, tmp_path / "store",
+                      {"name": "role", "expected_positives": k, "lr": lr, "phi_dtype": dtype})
+    z = torch.from_numpy(labels_of(source))
+    dense = torch.nn.Parameter(torch.from_numpy(harness.table("phi")).double())
+    adam = torch.optim.Adam([dense], lr=lr)
+
+    def on_step(samples, batch, outputs, step, terms):
+        adam.zero_grad()
+        value = role_loss(dense[samples], outputs.logits.double(), z[samples], k)
+        value.backward()
+        adam.step()
+        ours = terms.per_sample.sum() / len(samples) + terms.coupled
+        assert ours.item() == pytest.approx(value.item(), abs=2e-3 if dtype == "float16" else 1e-5)
+
+    for epoch in range(3):
+        harness.epoch(epoch, on_step)
+    from trainer.methods import lazy_adam
+
+    last = harness.table("visit")[:, 1].astype(np.int64)
+    tables = [torch.from_numpy(harness.table(name)).double() for name in ("phi", "phi_m", "phi_v")]
+    view = lazy_adam.replay(*tables, last, harness.number, lr)
+    difference = view[0] - dense.detach()
+    assert difference.abs().max() <= worst
+    assert abs(difference.mean()) <= mean
+    if dtype == "float32":
+        state = adam.state[dense]
+        assert torch.allclose(view[1], state["exp_avg"], atol=1e-7)
+        assert torch.allclose(view[2], state["exp_avg_sq"], atol=1e-9)
+    assert (dense.detach() - torch.from_numpy(harness.table("phi"))).abs().max() > 10 * worst, "momentum moves rows"
+    assert harness.state.session.metrics.chunks_read > 8, "state was never evicted: the test proves nothing"
+    harness.state.close()
+
+
+def test_en_masks_are_the_exact_top_p_of_the_epochs_first_scores(source, tmp_path):
+    harness = Harness(source, tmp_path / "store", {"name": "en_cl", "expected_positives": 2.4})
+    z = labels_of(source)
+    p_i = np.clip(np.rint(2.4 * (z == POSITIVE).sum(0)), (z == POSITIVE).sum(0), SAMPLES - (z == NEGATIVE).sum(0))
+    for epoch in range(4):
+        scores = harness.table("score")
+        chosen = np.zeros((SAMPLES, CLASSES), bool)
+
+        def on_step(samples, batch, outputs, step, terms, chosen=chosen, scores=scores, epoch=epoch):
+            before = step.state.read("score").numpy()
+            np.testing.assert_array_equal(before, scores[samples], "a row changed before its visit")
+            if harness.method.cutoffs is None:
+                assert epoch == 0
+                mask = z[samples] == POSITIVE
+            else:
+                mask = step.state.selected("score", harness.method.cutoffs).numpy() & (z[samples] != NEGATIVE)
+            chosen[samples] = mask
+            # The loss by formula: positives, and negatives where nothing is expected.
+            f = 1 / (1 + np.exp(-outputs.logits.double().numpy()))
+            pos = z[samples] == POSITIVE
+            expected = -(np.log(f) * pos + np.log(1 - f) * (~pos & ~mask)).mean(1) + np.abs(f - before).mean(1)
+            np.testing.assert_allclose(terms.per_sample.numpy(), expected, rtol=1e-4)
+            np.testing.assert_allclose(terms.rows["score"].numpy(), 0.8 * before + 0.2 * f, atol=1e-6)
+
+        harness.epoch(epoch, on_step)
+        if epoch > 0:
+            np.testing.assert_array_equal(chosen.sum(0), p_i)
+            ranked = np.where(z == NEGATIVE, -1.0, scores)
+            for i in range(CLASSES):
+                assert ranked[chosen[:, i], i].min() >= ranked[~chosen[:, i] & (z[:, i] != NEGATIVE), i].max()
+    harness.state.close()
+
+
+def maps_at(grid):
+    def maps(epoch, samples):
+        rng = np.random.default_rng(100 + epoch)
+        table = rng.normal(0, 1, (SAMPLES, CLASSES, grid, grid)).astype(np.float32)
+        return torch.from_numpy(table[samples])
+    return maps
+
+
+def test_scl_top_k_equals_the_full_maps_on_the_kept_classes(source, tmp_path):
+    grid = 3
+    body = {"name": "en_scl", "expected_positives": 2.0, "gamma": 1.0}
+    full = Harness(source, tmp_path / "full", body, grid)
+    every = Harness(source, tmp_path / "top", {**body, "top_k": CLASSES}, grid)
+    losses: dict[str, list] = {"full": [], "top": []}
+    for name, harness in (("full", full), ("top", every)):
+        for epoch in range(2):
+            harness.epoch(epoch, lambda s, b, o, st, terms, name=name: losses[name].append(terms.per_sample),
+                          maps_at(grid))
+    for a, b in zip(losses["full"], losses["top"], strict=True):
+        # A tracked map starts constant at the running score, a full one at the label: equal here, as scores start so.
+        np.testing.assert_allclose(a.numpy(), b.numpy(), atol=0.02)
+    full.state.close()
+    every.state.close()
+
+
+def test_heat_outside_the_crop_is_untouched_bit_for_bit(source, tmp_path):
+    grid = 3
+    harness = Harness(source, tmp_path / "store", {"name": "an_scl"}, grid)
+    harness.epoch(0, maps=maps_at(grid))
+
+    def on_step(samples, batch, outputs, step, terms):
+        before = step.state.codes("heat").copy()
+        step.state.write({"heat": terms.rows["heat"]})
+        after = step.state.codes("heat")
+        seen = np.broadcast_to(terms.rows["heat"].mask.numpy(), before.shape)
+        np.testing.assert_array_equal(before[~seen], after[~seen])
+        assert (before[seen] != after[seen]).any()
+
+    harness.epoch(1, on_step, maps_at(grid))
+    harness.state.close()
+
+
+def test_cutoffs_survive_the_checkpoint(source, tmp_path):
+    harness = Harness(source, tmp_path / "store", {"name": "en", "expected_positives": 2.4})
+    harness.epoch(0)
+    harness.epoch(1)
+    saved = harness.method.state()
+    fresh = build_method({"name": "en", "expected_positives": 2.4}, replace(harness.task))
+    fresh.load_state(saved)
+    for name, value in harness.method.cutoffs.to_arrays().items():
+        np.testing.assert_array_equal(value, fresh.cutoffs.to_arrays()[name])
+    harness.state.close()
+
+

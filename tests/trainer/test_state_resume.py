@@ -1,0 +1,95 @@
+"""Per-sample state of ROLE and EN+SCL: killed and resumed = never killed, and two ranks = one rank."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launching import Launch, assert_equal_weights, last_checkpoint, losses, metrics, timeless
+from test_resume import config
+
+import state_store
+from data_pipelines.annotate import SCHEMES, annotate
+from data_pipelines.annotate_rows import LabelledRows
+from data_pipelines.index import ShardIndex, Sidecar, sidecar_names
+
+METHODS = {
+    "en_scl": {"name": "en_scl", "start_phase": 1, "expected_positives": 2.2},
+    "role": {"name": "role", "expected_positives": 2.2, "lr": 0.03},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("state-runs")
+
+
+@pytest.fixture(scope="module")
+def shards(digit_shards) -> Path:
+    index = ShardIndex.load(str(digit_shards / "train"))
+    if "single" not in sidecar_names(index):
+        annotate(LabelledRows(index, Sidecar.load(index, "labels")), "single", "single_positive",
+                 SCHEMES["single_positive"]())
+    return digit_shards
+
+
+def method_config(shards: Path, name: str, method: str, **phase) -> dict:
+    body = config(shards, name, **phase)
+    body["data"]["train"]["labels"] = "single"
+    body["method"] = METHODS[method]
+    body["train"]["ema_decay"] = 0.0
+    return body
+
+
+def stored(folder: Path) -> dict[str, np.ndarray]:
+    """Every field of the last checkpoint's snapshot, whole."""
+    store = state_store.open(str(folder / "state"))
+    reader = store.reader(last_checkpoint(folder).name)
+    return {name: np.concatenate([reader.read_shard(name, s) for s in range(store.schema.shards)])
+            for name in store.schema.fields}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_kill_resume_and_world_size(shards, folder, method):
+    reference = Launch(method_config(shards, f"{method}-reference", method), folder, 2)
+    reference.ok()
+
+    body = method_config(shards, f"{method}-killed", method)
+    for step in (9, 27):
+        launch = Launch(body, folder, 2)
+        launch.wait_for_step(step)
+        launch.signal_all(signal.SIGKILL)
+        launch.wait(60)
+    launch = Launch(body, folder, 2)
+    launch.ok()
+    assert "resuming from" in launch.text()
+    assert_equal_weights(reference.folder, launch.folder)
+    assert timeless(metrics(launch.folder)) == timeless(metrics(reference.folder))
+    expected, found = stored(reference.folder), stored(launch.folder)
+    assert expected.keys() == found.keys()
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name], name)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_rank_and_two_ranks_agree_with_sgd(shards, folder, method):
+    runs = []
+    for ranks in (1, 2):
+        body = method_config(shards, f"{method}-sgd-{ranks}", method, optimizer="sgd", lr=0.02)
+        body["phases"] = [{**body["phases"][1], "epochs": 4, "schedule": "constant"}]
+        body["method"] = {**body["method"], **({"start_phase": 0} if method == "en_scl" else {})}
+        launch = Launch(body, folder, ranks, "data.val=null", "data.test=null")
+        launch.ok()
+        runs.append(launch.folder)
+    assert len(losses(runs[0])) >= 50
+    np.testing.assert_allclose(losses(runs[0]), losses(runs[1]), atol=1e-5)
+    one, two = stored(runs[0]), stored(runs[1])
+    for name in one:
+        a, b = one[name].astype(np.float64), two[name].astype(np.float64)
+        if one[name].dtype == np.uint8:
+            assert np.abs(a - b).max() <= 1
+            assert (a != b).mean() <= 1e-3
+        else:
+            np.testing.assert_allclose(a, b, atol=1e-3)

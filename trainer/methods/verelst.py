@@ -1,0 +1,222 @@
+"""EN, EP and consistency (CL, SCL) of Verelst et al. (WACV 2023): a supervision term and a consistency term, composed.
+
+Reduction: mean over classes (and cells), mean over the global batch. Exact logarithms.
+State: `score`, the running average of the image's probabilities (for EN's ranking and CL); for SCL `heat`, running
+heatmaps on a W = 2G grid of the uncropped image, of all classes or of the top k.
+Before `start_phase` (the linear warm-up) the loss is AN, and the running averages are kept up.
+Readings where the paper is silent: the L1 distance is a mean; an annotated positive is never treated as negative.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field as Setting
+
+from data_pipelines.errors import UserError
+from data_pipelines.labels import POSITIVE
+from data_pipelines.stream import Batch
+from state_store import Field, Given
+from state_store.cutoffs import Cutoffs
+from trainer.heatmaps import read_crop, write_crop
+from trainer.methods.base import LossTerms, Masked, Method, Outputs, Settings, Step, Task, negative, positive
+from trainer.methods.cole import expected_positives_penalty
+
+_PAPER = ("Verelst et al., Spatial Consistency Loss for Training Multi-Label Classifiers from Single-Label "
+          "Annotations, WACV 2023")
+
+
+class VerelstSettings(Settings):
+    expected_positives: float | None = Setting(None, gt=0)
+    """K, expected positives per annotated one (COCO 2.9, VOC 1.5, NUS 1.9, CUB 31.5, ImageNet 1.22); by default
+    estimated: mean positives of a validation image ÷ mean annotated positives of a training image."""
+    momentum: float = Setting(0.8, ge=0, le=1)
+    """μ of the running averages."""
+    gamma: float = Setting(1.0, ge=0)
+    """Weight of the consistency term (the paper searches 0.1 and 1)."""
+    distance: str = Setting("l1", pattern="^(l1|l2|jsd)$")
+    """Between prediction and running average: l1 (paper), l2 or jsd."""
+    start_phase: int = Setting(0, ge=0)
+    """Phase (from 0) in which EN and consistency begin; before it the loss is AN."""
+    score_dtype: str = Setting("uint8", pattern="^(uint8|uint16)$")
+    """uint8 is rounded stochastically; uint16 when small probabilities matter."""
+    top_k: int = Setting(0, ge=0)
+    """SCL: heatmaps of the k top-scoring classes of each image (ImageNet: 10); 0 keeps those of all classes."""
+
+
+class Verelst(Method):
+    """Subclasses name the two terms."""
+
+    paper = _PAPER
+    settings_type = VerelstSettings
+    supervision = "en"  # an, en, ep or epr
+    consistency = ""  # cl, scl or none
+
+    def __init__(self, settings: VerelstSettings, task: Task):
+        super().__init__(settings, task)
+        self.s, self.cutoffs = settings, None
+        if self.supervision != "an" and (settings.expected_positives or task.val_positives) is None:
+            raise UserError("method.expected_positives is needed: give the expected number of positives per image, "
+                            "or a fully labelled data.val to estimate it from.")
+        self.k = float(settings.expected_positives or task.val_positives or 0)
+        annotated = task.positives.sum() / max(1, task.samples)
+        # The paper's K counts per annotated positive; an estimate from validation images counts per image.
+        self.ratio = self.k if settings.expected_positives else self.k / max(annotated, 1e-9)
+        if self.consistency == "scl" and not task.grid:
+            raise UserError("SCL needs images (score maps); feature shards have none. Use the CL variant.")
+        if settings.top_k > task.classes:
+            raise UserError(f"method.top_k = {settings.top_k}, but there are {task.classes} classes.")
+
+    cutoffs: Cutoffs | None
+
+    @property
+    def needs_maps(self) -> bool:  # type: ignore[override]
+        return self.consistency == "scl"
+
+    @property
+    def quotas(self) -> np.ndarray:
+        """p_i = round(K · n_i), at least the annotated positives, at most what is not a verified negative."""
+        wanted = np.rint(self.ratio * self.task.positives).astype(np.int64)
+        return np.clip(wanted, self.task.positives, self.task.samples - self.task.negatives)
+
+    # ---- state
+
+    def fields(self) -> list[Field]:
+        classes, side, k = self.task.classes, 2 * self.task.grid, self.s.top_k
+        found = [Field("score", (classes,), self.s.score_dtype, Given("positives"), (0.0, 1.0),
+                       stochastic=self.s.score_dtype == "uint8", histogram=True)]
+        if self.consistency == "scl" and not k:
+            found.append(Field("heat", (classes, side, side), "uint8", Given("positives"), (0.0, 1.0), stochastic=True))
+        elif self.consistency == "scl":
+            found += topk_heat_fields(k, classes, side)
+        return found
+
+    def initial_rows(self, field: str, labels: np.ndarray, shard: int) -> np.ndarray:
+        start = (labels == POSITIVE).astype(np.float32)
+        if field == "score":
+            return start
+        side = 2 * self.task.grid
+        return np.broadcast_to(start[:, :, None, None], (*start.shape, side, side))
+
+    def begin_epoch(self, phase, epoch, state) -> None:
+        # Until one whole epoch of running averages exists, the expected positives are the annotated ones.
+        needed = self.supervision in ("en", "ep") and phase >= self.s.start_phase and epoch > 0
+        self.cutoffs = state.cutoffs("score", self.quotas, epoch) if needed else None
+
+    def state(self) -> dict[str, torch.Tensor]:
+        if self.cutoffs is None:
+            return {}
+        return {name: torch.from_numpy(a.astype(np.int64) if a.dtype != np.uint64 else a.view(np.int64).copy())
+                for name, a in self.cutoffs.to_arrays().items()}
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        arrays = {name: t.numpy() for name, t in state.items()}
+        if not arrays:
+            self.cutoffs = None
+            return
+        self.cutoffs = Cutoffs.from_arrays({"codes": arrays["codes"], "bounds": arrays["bounds"].view(np.uint64),
+                                            "rule": arrays["rule"].view(np.uint64)})
+
+    # ---- loss
+
+    def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
+        assert step.state is not None
+        started = step.phase >= self.s.start_phase
+        before = step.state.read("score")
+        p = torch.sigmoid(outputs.logits)
+        terms = self._supervise(outputs.logits, batch.labels, step, started)
+        terms.rows["score"] = self._average(before, p.detach())
+        if self.consistency == "cl" and started:
+            terms.per_sample = terms.per_sample + self.s.gamma * _distance(p, before, self.s.distance).mean(1)
+        if self.consistency == "scl":
+            self._spatial(terms, outputs, batch, step, before, started)
+        return terms
+
+    def _supervise(self, logits: torch.Tensor, labels: torch.Tensor, step: Step, started: bool) -> LossTerms:
+        kind = self.supervision if started else "an"
+        is_positive = positive(labels)
+        as_positive, as_negative = -F.logsigmoid(logits), -F.logsigmoid(-logits)
+        if kind == "epr":
+            penalty = expected_positives_penalty(torch.sigmoid(logits), self.k, step)
+            return LossTerms(torch.where(is_positive, as_positive, 0.0).mean(1), penalty)
+        expected = is_positive
+        if kind != "an" and self.cutoffs is not None:
+            assert step.state is not None
+            # A verified negative is outside the ranking.
+            expected = is_positive | (step.state.selected("score", self.cutoffs) & ~negative(labels))
+        taken = expected if kind == "ep" else is_positive
+        entries = torch.where(taken, as_positive, torch.where(expected, 0.0, as_negative))
+        return LossTerms(entries.mean(1))
+
+    def _average(self, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        return self.s.momentum * old + (1 - self.s.momentum) * new
+
+    def _spatial(self, terms: LossTerms, outputs: Outputs, batch: Batch, step: Step, score: torch.Tensor,
+                 started: bool) -> None:
+        """SCL: the loss sees the heatmaps as they were before this visit; only cells inside the crop are written."""
+        assert outputs.maps is not None
+        assert step.state is not None
+        boxes, flips = batch.boxes.to(score.device), batch.flips.to(score.device)
+        if self.s.top_k and not started:
+            return  # which classes are tracked is chosen after the warm-up
+        scores, name, heat = torch.sigmoid(outputs.maps), "heat", None
+        if self.s.top_k:
+            ids, fresh = tracked_classes(step, score, batch.labels, self.s.top_k)
+            terms.rows["heat_ids"] = ids
+            scores, name = torch.gather(scores, 1, _spread(ids, scores)), "heat_values"
+            # A new map starts constant at the class's running score.
+            start = torch.gather(score, 1, ids)[:, :, None, None]
+            heat = torch.where(fresh[:, None, None, None], start, step.state.read(name))
+        else:
+            heat = step.state.read(name)
+        if started:
+            target = read_crop(heat, boxes, flips, scores.shape[-1])
+            distance = _distance(scores, target, self.s.distance)
+            terms.per_sample = terms.per_sample + self.s.gamma * distance.mean((1, 2, 3))
+        values, seen = write_crop(scores.detach(), boxes, flips, heat.shape[-1])
+        new = torch.where(seen, self._average(heat, values), heat)
+        if self.s.top_k:
+            seen = seen | fresh[:, None, None, None]
+        terms.rows[name] = Masked(new, seen)
+
+
+def topk_heat_fields(k: int, classes: int, side: int) -> list[Field]:
+    from state_store.topk import topk_fields
+
+    return list(topk_fields("heat", k, classes, "uint8", (side, side), range=(0.0, 1.0), stochastic=True))
+
+
+def tracked_classes(step: Step, score: torch.Tensor, labels: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids int64 [B, k], fresh bool [B]): frozen once chosen; first the annotated classes, then by running score."""
+    assert step.state is not None
+    ids = step.state.read("heat_ids").long()
+    fresh = ids[:, 0] < 0
+    chosen = torch.topk(score + positive(labels).to(score.dtype) * 2, k, dim=1).indices
+    return torch.where(fresh[:, None], chosen, ids), fresh
+
+
+def _spread(ids: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
+    return ids[:, :, None, None].expand(-1, -1, *maps.shape[2:])
+
+
+def _distance(p: torch.Tensor, target: torch.Tensor, kind: str) -> torch.Tensor:
+    """Element-wise; the target is a constant."""
+    if kind == "l1":
+        return (p - target).abs()
+    if kind == "l2":
+        return (p - target) ** 2
+    middle = (p + target) / 2
+    return (_binary_kl(p, middle) + _binary_kl(target, middle)) / 2
+
+
+def _binary_kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    tiny = 1e-6  # p log p → 0 at both ends
+    p, q = p.clamp(tiny, 1 - tiny), q.clamp(tiny, 1 - tiny)
+    return p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()
+
+
+def compose(supervision: str, consistency: str) -> type[Verelst]:
+    """The class of one row of the paper's ablation table."""
+    body = {"supervision": supervision, "consistency": consistency, "batch_coupled": supervision == "epr"}
+    return type(f"Verelst_{supervision}_{consistency}".rstrip("_"), (Verelst,), body)
