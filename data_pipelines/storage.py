@@ -85,7 +85,7 @@ def write_atomic(url: str, data: bytes | bytearray | memoryview, durable: bool =
         retrying(lambda: fs.pipe_file(path, bytes(data)))
         return
     path = local_path(url)
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    _make_folder(os.path.dirname(path))
     temporary = f"{path}.{uuid.uuid4().hex[:8]}.partial"
     try:
         with open(temporary, "wb") as f:
@@ -115,7 +115,7 @@ def write_new(url: str, parts: Sequence[Buffer]) -> None:
     try:
         f = open(path, "wb")  # noqa: SIM115 (opened twice when the folder is new)
     except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        _make_folder(os.path.dirname(path))
         f = open(path, "wb")  # noqa: SIM115
     try:
         with f:
@@ -141,6 +141,16 @@ def sync(urls: Iterable[str]) -> None:
     with ThreadPoolExecutor(_SYNC_THREADS) as pool:
         list(pool.map(sync_folder, paths))  # a file is synced like a folder: by its descriptor
         list(pool.map(sync_folder, folders))
+
+
+def _make_folder(folder: str) -> None:
+    """Create a local folder and its parents durably: a file in a folder that a power loss undoes is lost with it."""
+    if not folder or os.path.isdir(folder):
+        return
+    parent = os.path.dirname(folder)
+    _make_folder(parent)
+    os.makedirs(folder, exist_ok=True)
+    sync_folder(parent)
 
 
 def _sync_file_system(folder: str) -> bool:
@@ -169,7 +179,7 @@ def create_exclusive(url: str, data: bytes) -> bool:
             return read_bytes(url) == data
         return True
     path = local_path(url)
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    _make_folder(os.path.dirname(path))
     temporary = f"{path}.{uuid.uuid4().hex[:8]}.partial"
     try:
         with open(temporary, "wb") as f:

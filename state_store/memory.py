@@ -55,7 +55,8 @@ class MemoryStore:
 class MemorySession:
     def __init__(self, store: MemoryStore, attempt: int, rank: int = 0, world: int = 1, budget: int = 0,
                  snapshot: str | None = None, initials: Initials | None = None,
-                 excluded: dict[str, histograms.Excluded] | None = None, threads: int | None = None):
+                 excluded: dict[str, histograms.Excluded] | None = None,
+                 initial_counts: dict[str, np.ndarray] | None = None, threads: int | None = None):
         store.check_current(attempt)
         if rank in store.claims:
             raise UserError(f"rank {rank} of attempt {attempt} already has a session. Close it first; a new launch "

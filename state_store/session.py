@@ -5,6 +5,7 @@ The training thread calls; two I/O threads read ahead and write behind. One sess
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 
@@ -30,9 +31,14 @@ class Session:
 
     def __init__(self, store: StateStore, attempt: int, rank: int = 0, world: int = 1, budget: int = 1 << 30,
                  snapshot: str | None = None, initials: Initials | None = None,
-                 excluded: dict[str, histograms.Excluded] | None = None, threads: int | None = None):
+                 excluded: dict[str, histograms.Excluded] | None = None,
+                 initial_counts: dict[str, np.ndarray] | None = None, threads: int | None = None):
+        """`budget` bytes of RAM; `initials`: functions of the shard for fields with a Given rule; `excluded`: entries
+        outside a field's histogram; `initial_counts`: histograms of the initial values where the caller knows them
+        (from label counts), else constants are counted in closed form and others by one pass."""
         self.store, self.schema, self.attempt, self.rank, self.world = store, store.schema, attempt, rank, world
         self.initials, self.excluded, self.epoch = dict(initials or {}), dict(excluded or {}), 0
+        self.initial_counts = dict(initial_counts or {})
         store.log.check_current(attempt)
         self._count = itertools.count()
         self._base: Refs = {}  # versions that all ranks know
@@ -197,8 +203,9 @@ class Session:
         """Stop the threads and drop what was not committed; safe to call twice and in an exception."""
         if not self._engine.stopping:
             self._engine.stop()
-            self._discard_written()
-            self._claim.close()
+            with contextlib.suppress(Exception):  # tidiness only: the next launch sweeps what is left
+                self._discard_written()
+                self._claim.close()
 
     def __enter__(self) -> Session:
         return self
@@ -218,6 +225,8 @@ class Session:
                 counts = read_histogram(self.store.url, field.name, manifest.histograms[field.name])
             elif manifest.refs.get(field.name):  # resharded or migrated: counted once, here
                 counts = self._count_rows(field.name)
+            elif field.name in self.initial_counts:
+                counts = np.array(self.initial_counts[field.name], np.int64)
             else:
                 counts = histograms.initial_counts(field, self.schema.seed, self.schema.rows,
                                                    self.initials.get(field.name), self.excluded.get(field.name))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 from state_conformance import SEED, Conformance
-from state_samples import FIELDS, INITIALS, ROWS, initial_state
+from state_samples import FIELDS, INITIALS, ROWS, initial_state, naive_counts
 
 import state_store
 from data_pipelines.errors import UserError
@@ -45,6 +47,20 @@ class TestDisk(Conformance):
                                               state["phi"][shard])
                 session.release(shard)
             session.finish()
+
+    def test_initial_counts_can_be_given(self, store):
+        """Counts that the caller knows spare the pass over the initial values, and changes are added to them."""
+        state, known = initial_state(SEED), naive_counts(initial_state(SEED)["ema"])
+        with self.open(store, initial_counts={"ema": known}) as session:
+            np.testing.assert_array_equal(session.histogram("ema")[0], known)
+            self.train(session, state, 0)
+            np.testing.assert_array_equal(sum(session.histogram("ema")), naive_counts(state["ema"]))
+
+    def test_a_store_travels_to_spawned_processes(self, store):
+        """A store can be pickled (data workers are spawned); a session belongs to its process."""
+        again = pickle.loads(pickle.dumps(store))
+        assert again.snapshots() == []
+        assert again.schema.differences(store.schema) == []
 
     def test_clean_shards_are_not_written(self, store):
         """Leasing without scattering writes nothing."""

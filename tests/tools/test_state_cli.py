@@ -1,0 +1,111 @@
+"""Proves that `lacuna state` lists, checks, exports, imports, reshards and migrates a store from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import state_store
+from data_pipelines.index import ShardIndex
+from data_pipelines.packing import Layout, pack
+from data_pipelines.readers import digits
+from state_store import Constant, Field
+from tools.cli import main
+
+FIELDS = [Field("ema", (10,), "uint8", Constant(0.2), range=(0, 1), histogram=True), Field("visits", (), "int32")]
+
+
+@pytest.fixture
+def trained(digit_shards, tmp_path) -> tuple[str, ShardIndex]:
+    """A store over the digit scenes in which every row holds a number made from its key."""
+    index = ShardIndex.load(str(digit_shards / "train"))
+    store = state_store.create(str(tmp_path / "state"), index.rows, index.fingerprint, FIELDS)
+    with store.session(store.begin_attempt(), budget=10**7) as session:
+        for shard in range(len(index.shards)):
+            session.lease(shard)
+            codes = np.array([number(key) for key in index.members(shard).keys])
+            where = np.full(len(codes), shard), np.arange(len(codes))
+            session.scatter("visits", *where, codes.astype(np.int32))
+            session.scatter("ema", *where, np.repeat(codes[:, None] % 256, 10, axis=1).astype(np.uint8))
+            session.release(shard)
+        session.finish()
+        session.snapshot("end", {"epoch": 1})
+    return store.url, index
+
+
+def number(key: str) -> int:
+    return sum(ord(c) * (i + 1) for i, c in enumerate(key)) % 10_007
+
+
+def test_listing_and_checking(trained, capsys):
+    """snapshots, stats and verify print what is there; damage changes the exit code and names the chunk."""
+    url, index = trained
+    assert main(["state", "snapshots", url]) == 0
+    assert "end" in capsys.readouterr().out
+    assert main(["state", "stats", url, "--values"]) == 0
+    out = capsys.readouterr().out
+    assert f"{len(index.shards)} of {len(index.shards)}" in out
+    assert "uint8 [10]" in out
+    assert main(["state", "verify", url]) == 0
+    assert "no problems" in capsys.readouterr().out
+    chunk = sorted(Path(url, "chunks", "ema").iterdir())[3]
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    assert main(["state", "verify", url]) == 1
+    out = capsys.readouterr().out
+    assert "TRUNCATED" in out
+    assert chunk.name in out
+    assert "Needed by: end" in out
+
+
+def test_export_import(trained, tmp_path, capsys):
+    """Parquet out and in again by key; Zarr and references for others; messages name what is missing."""
+    url, index = trained
+    out = str(tmp_path / "rows")
+    assert main(["state", "export", url, "--to", out, "--format", "parquet"]) == 2
+    assert "--index" in capsys.readouterr().err
+    assert main(["state", "export", url, "--to", out, "--format", "parquet", "--index", index.url]) == 0
+    other = state_store.create(str(tmp_path / "other"), index.rows, index.fingerprint, FIELDS)
+    assert main(["state", "import", other.url, "--from", out, "--index", index.url, "--name", "back"]) == 0
+    assert f"{index.samples} rows imported" in capsys.readouterr().out
+    for shard in range(len(index.shards)):
+        np.testing.assert_array_equal(other.reader("back").read_shard("ema", shard),
+                                      state_store.open(url).reader("end").read_shard("ema", shard))
+    assert main(["state", "export", url, "--to", str(tmp_path / "z")]) == 0
+    assert main(["state", "export", url, "--to", str(tmp_path / "refs.json"), "--format", "references"]) == 0
+    assert main(["state", "snapshots", other.url, "--delete", "back"]) == 0
+    assert other.snapshots() == []
+    assert main(["state", "stats", other.url]) == 2
+    assert "no snapshot" in capsys.readouterr().err
+
+
+def test_reshard_follows_the_keys(trained, tmp_path, digit_shards, capsys):
+    """The same scenes packed into other shards: every sample's state is found again at its new place."""
+    url, index = trained
+    pack(digits.read(410, "train"), str(tmp_path / "again"), Layout(streams=1, rows_per_shard=50, seed=9), workers=1)
+    new = ShardIndex.load(str(tmp_path / "again"))
+    assert new.fingerprint != index.fingerprint
+    command = ["state", "reshard", url, "--index", index.url, "--new-index", new.url, "--to", str(tmp_path / "moved")]
+    assert main(command) == 0, capsys.readouterr().err
+    assert "410 samples moved, 0 are not in" in capsys.readouterr().out
+    store = state_store.open(str(tmp_path / "moved"), new.rows, new.fingerprint, FIELDS)
+    for shard in range(len(new.shards)):
+        expected = [number(key) for key in new.members(shard).keys]
+        np.testing.assert_array_equal(store.reader("end").read_shard("visits", shard), expected)
+    assert main([*command[:4], new.url, *command[5:-1], str(tmp_path / "third")]) == 2
+    assert "trained on" in capsys.readouterr().err
+
+
+def test_migrate_changes_fields(trained, tmp_path, capsys):
+    """A wider dtype by --set, a field left behind by --drop; typos are answered with the legal names."""
+    url, _ = trained
+    out = str(tmp_path / "wide")
+    assert main(["state", "migrate", url, "--to", out, "--set", "ema.dtype=uint16", "--drop", "visits"]) == 0
+    store = state_store.open(out)
+    assert list(store.schema.fields) == ["ema"]
+    old = state_store.open(url).reader("end").read_shard("ema", 0)
+    np.testing.assert_array_equal(store.reader("end").read_shard("ema", 0), old.astype(np.uint16) * 257)
+    assert main(["state", "migrate", url, "--to", out + "2", "--set", "emma.dtype=uint16"]) == 2
+    assert "ema" in capsys.readouterr().err
+    assert main(["state", "verify", str(tmp_path / "nowhere")]) == 2
