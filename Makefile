@@ -25,7 +25,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-$(MOTO): $(STAMP)
+$(MOTO): | $(STAMP)
 	-$(BIN)/python -m venv .venv-moto && .venv-moto/bin/python -m pip install --quiet 'moto[server]'
 
 test: lint $(MOTO)
