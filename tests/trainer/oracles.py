@@ -32,6 +32,7 @@ def task_of(labels: np.ndarray) -> Task:
 
 
 def step_of(samples: int, epoch: int = 0, epochs: int = 1) -> Step:
-    """One rank: sums over ranks are the rank's own."""
-    alone: Any = SimpleNamespace(rank=0, size=1, global_sum=lambda value: value)
+    """One rank: what comes from all ranks is the rank's own."""
+    alone: Any = SimpleNamespace(rank=0, size=1, global_sum=lambda value: value,
+                                 all_gather=lambda value: value.detach()[None])
     return Step(alone, samples, epoch, epochs)

@@ -6,7 +6,7 @@ import difflib
 
 from data_pipelines.errors import UserError
 from trainer.config import validated
-from trainer.methods import cole, role, verelst
+from trainer.methods import asl, cole, csl, entropy, gr, hill, large_loss, role, soft_exposure, verelst
 from trainer.methods.base import Method, Task
 
 METHODS: dict[str, type[Method]] = {
@@ -24,6 +24,18 @@ METHODS: dict[str, type[Method]] = {
     "ep": verelst.compose("ep", ""),
     **{f"{first}_{second}": verelst.compose(first, second) for first in ("an", "en", "ep", "epr")
        for second in ("cl", "scl")},
+    "csl": csl.Csl,
+    "ne": soft_exposure.NoExposure,
+    "wne": soft_exposure.WeightedNoExposure,
+    "fe": soft_exposure.FullExposure,
+    "ls": soft_exposure.LabelSoftening,
+    "ll_r": large_loss.Reject,
+    "ll_ct": large_loss.CorrectTemporarily,
+    "em": entropy.EntropyMaximization,
+    "asl": asl.Asl,
+    "hill": hill.Hill,
+    "splc": hill.Splc,
+    "gr": gr.GeneralizedRobust,
 }
 
 

@@ -1,0 +1,83 @@
+"""LL-R and LL-Ct: large losses among the assumed negatives are dropped or flipped, Kim et al. (CVPR 2022).
+
+Reduction: mean over classes and the global batch; a dropped entry stays in the denominator. The base is AN with the
+exact binary cross-entropy. Of all B·L entries of the global batch a share r = (epochs so far)·Δ is modified:
+θ is the k-th largest loss of unknown entries, k = ceil(B·L·r), and every unknown entry with a loss ≥ θ counts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+
+from data_pipelines.stream import Batch
+from trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, positive, unknown
+from trainer.methods.top_entries import global_cutoff
+
+PAPER = "Kim et al., Large Loss Matters in Weakly Supervised Multi-Label Classification, CVPR 2022"
+
+
+class RejectSettings(Settings):
+    delta_percent: float = Field(0.4, gt=0, le=100)
+    """Δ: the modified share grows by this much an epoch (authors: VOC 0.2, COCO, NUS and CUB 0.4)."""
+
+
+class CorrectSettings(Settings):
+    delta_percent: float = Field(0.2, gt=0, le=100)
+    """Δ: the modified share grows by this much an epoch (authors: VOC, COCO and NUS 0.2, CUB 0.4)."""
+
+
+class Reject(Method):
+    """LL-R: large losses are set to 0. The first epoch of a phase is plain AN."""
+
+    paper = PAPER
+    settings_type: ClassVar[type[Settings]] = RejectSettings
+    batch_coupled = True
+
+    def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
+        entries = assume_negative(outputs.logits, batch.labels)
+        count = self.modified(step)
+        if count:
+            large = large_losses(entries, batch.labels, count, step)
+            entries = torch.where(large, self.replacement(outputs.logits), entries)
+        return LossTerms(entries.mean(1))
+
+    def modified(self, step: Step) -> int:
+        """k: how many entries of the global batch are modified."""
+        share = step.epoch * self.settings.delta_percent / 100  # type: ignore[attr-defined]
+        return modified_entries(step.samples * self.task.classes, share)
+
+    def replacement(self, logits: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(logits)
+
+
+class CorrectTemporarily(Reject):
+    """LL-Ct: entries with large losses count as positives in this step."""
+
+    settings_type = CorrectSettings
+
+    def replacement(self, logits: torch.Tensor) -> torch.Tensor:
+        return -F.logsigmoid(logits)
+
+
+def assume_negative(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Exact binary cross-entropy [B, L]; whatever is not positive counts as negative."""
+    return -F.logsigmoid(torch.where(positive(labels), logits, -logits))
+
+
+def modified_entries(entries: int, share: float) -> int:
+    """ceil(entries · share); rounded first, so that 3 · 0.1 % of 1,000 entries are 3 and not 4."""
+    return min(entries, math.ceil(round(entries * share, 6)))
+
+
+def large_losses(entries: torch.Tensor, labels: torch.Tensor, count: int, step: Step) -> torch.Tensor:
+    """Unknown entries [B, L] whose loss reaches the `count`-th largest of the global batch, where known ones rank as 0.
+
+    If that is 0 because fewer entries are unknown, the released code modifies known entries too; here they never are.
+    """
+    of_unknown = torch.where(unknown(labels), entries.detach(), 0.0)
+    return unknown(labels) & (of_unknown >= global_cutoff(of_unknown, count, step.world))
