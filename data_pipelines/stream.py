@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -202,6 +202,7 @@ class _Pending:
             self.labels[i, opened.labels.positives(row)] = POSITIVE
 
     def result(self) -> Batch:
+        wait(self.parts, return_when=FIRST_EXCEPTION)  # wakes up once, not once a part: the workers need the cores
         for part in self.parts:
             part.result()
         batch = Batch(self.inputs, torch.from_numpy(self.labels), self.shards, self.rows, torch.from_numpy(self.boxes),
