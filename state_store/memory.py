@@ -16,7 +16,7 @@ from state_store import histograms
 from state_store.engine import Metrics
 from state_store.fields import Field
 from state_store.log import Entry, StaleAttempt
-from state_store.manifest import Delta, Refs, check_deltas, merged
+from state_store.manifest import Delta, Refs, check_deltas, merged, walk
 from state_store.rows import Rows
 from state_store.schema import Schema
 from state_store.slots import Slots
@@ -147,7 +147,11 @@ class MemorySession:
 
     def adopt(self, deltas: Sequence[Delta]) -> None:
         check_deltas(list(deltas), self.attempt, self.world)
-        self._base, self._written, self._exchange_due = merged(self._base, list(deltas)), {}, False
+        self._base, self._exchange_due = merged(self._base, list(deltas)), False
+        own = next(delta for delta in deltas if delta.rank == self.rank)
+        for name, shard, rows in walk(own.refs):
+            if self._written.get(name, {}).get(shard) is rows:  # else training went on since prepare()
+                del self._written[name][shard]
         self._counts = {name: counts + sum(delta.histograms[name] for delta in deltas)
                         for name, counts in self._counts.items()}
 

@@ -152,10 +152,13 @@ class Session:
         if self.rank == 0:
             self._unnamed |= {("chunks/" + name, f"{shard:06d}.{ref.token}") for delta in deltas
                               for name, shard, ref in walk(delta.refs) if ref.token not in self._named}
-        for name, shard, ref in [item for d in deltas if d.rank == self.rank for item in walk(d.refs)]:
-            if self._written.get(name, {}).get(shard) == ref:
-                del self._written[name][shard]
-        self._changes = {name: np.zeros_like(counts) for name, counts in self._counts.items()}
+        own = next(delta for delta in deltas if delta.rank == self.rank)
+        with self._engine.changed:  # training may have gone on since prepare(): what is newer stays this rank's own
+            for name, shard, ref in walk(own.refs):
+                if self._written.get(name, {}).get(shard) == ref:
+                    del self._written[name][shard]
+            for name, counts in own.histograms.items():
+                self._changes[name] = self._changes[name] - counts
         self._handed, self._exchange_due = set(), False
 
     def snapshot(self, name: str, meta: dict | None = None) -> Entry:

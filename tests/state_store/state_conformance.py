@@ -174,6 +174,26 @@ class Conformance:
             session.restore("middle")
             assert_same(session, middle)
 
+    def test_training_may_go_on_before_the_commit(self, store):
+        """What is written after prepare() does not reach the snapshot, nor harm it; the next one has it."""
+        state = initial_state(SEED)
+        with self.open(store) as session:
+            self.train(session, state, 0)
+            deltas, then = [session.prepare()], copied(state)
+            self.train(session, state, 1)
+            session.commit("then", deltas)
+            session.adopt(deltas)
+            assert_same(session, state)
+            np.testing.assert_array_equal(sum(session.histogram("ema")), naive_counts(state["ema"]))
+            session.snapshot("now")
+            session.restore("then")
+            assert_same(session, then)
+            session.restore("now")
+            assert_same(session, state)
+            session.collect(["then", "now"])
+        with self.open(store, snapshot="then") as session:
+            assert_same(session, then)
+
     def test_deleting_snapshots(self, store):
         """collect keeps the named ones whole; the session's own state survives the deletion of its base."""
         state, kept = initial_state(SEED), {}

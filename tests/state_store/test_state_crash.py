@@ -18,7 +18,7 @@ from state_samples import INITIALS, copied, initial_state
 import state_store
 from data_pipelines import storage
 from data_pipelines.errors import UserError
-from state_store import faults
+from state_store.faults import POINTS
 
 WORKER = Path(__file__).with_name("state_crash_worker.py")
 
@@ -83,7 +83,7 @@ def kill_at(url: str, fault: str, steps: int = 4) -> bool:
     return process.returncode != 0
 
 
-@pytest.mark.parametrize("point", faults.POINTS)
+@pytest.mark.parametrize("point", POINTS)
 def test_kill_at_every_named_point(point, tmp_path):
     """Killed at the first and a later arrival at the point, in turn, then resumed to the end."""
     url = str(tmp_path / "state")
@@ -123,12 +123,17 @@ def test_kill_at_random_times(tmp_path):
 
 @pytest.mark.long
 def test_two_hundred_kills(tmp_path):
-    """Every named point at ten arrivals and 100 random moments, all on one store that lives through them."""
+    """Named points at many arrivals and 110 random moments, all on one store that lives through them."""
     url, rng = str(tmp_path / "state"), random.Random(1)
-    killed = 0
-    for point in faults.POINTS:
-        for count in rng.sample(range(1, 30), 8):
-            killed += kill_at(url, f"{point}:{count}")
-    killed += random_kills(url, 150, rng)
+    faults = []
+    for point in POINTS:
+        if point.startswith("chunk"):
+            faults += [f"{point}:{count}" for count in rng.sample(range(1, 60), 12)]
+        elif point.startswith(("attempt", "sweep")):
+            faults += [f"{point}:1"] * 4
+        elif not point.startswith("create"):
+            faults += [f"{point}:{count}" for count in (1, 2, 3, 4)] * 2
+    rng.shuffle(faults)
+    killed = sum(kill_at(url, fault) for fault in faults) + random_kills(url, 110, rng)
     assert killed >= 200
     finish_cleanly(url, last_committed(url))
