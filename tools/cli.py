@@ -14,6 +14,7 @@ COMMANDS = {
     "shards": ("tools.shards", "make, index and check WebDataset shards"),
     "annotate": ("tools.annotate", "simulate partial annotation as a new label sidecar over the same shards"),
     "state": ("tools.state", "list, verify, export, reshard and migrate the per-sample state of a run"),
+    "heatmaps": ("tools.heatmaps", "draw the running heatmaps of training images"),
     "bench": ("tools.bench", "measure speed and quality; the last line is one JSON object"),
 }
 
@@ -24,7 +25,8 @@ def main(argv: list[str] | None = None) -> int:
         print(_overview())
         return 0 if argv else 2
     if argv[0] not in COMMANDS:
-        print(f"lacuna: no command {argv[0]!r}; there are: {', '.join(COMMANDS)}. See `lacuna --help`.", file=sys.stderr)
+        names = ", ".join(COMMANDS)
+        print(f"lacuna: no command {argv[0]!r}; there are: {names}. See `lacuna --help`.", file=sys.stderr)
         return 2
     module = importlib.import_module(COMMANDS[argv[0]][0])
     parser = argparse.ArgumentParser(

@@ -20,10 +20,12 @@ from data_pipelines.errors import UserError
 from data_pipelines.index import ShardIndex, Sidecar, sidecar_names
 from data_pipelines.packing import Layout, pack
 from data_pipelines.readers import digits
+from tools.heatmaps import draw_heatmaps
 from tools.progress import Progress
+from trainer.config import load_config
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SPLITS = {"train": 4000, "val": 600, "test": 1000}
+SPLITS = {"train": 3200, "val": 400, "test": 800}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +37,9 @@ def run(args: argparse.Namespace) -> None:
     out = os.path.abspath(args.out)
     make_data(os.path.join(out, "data"))
     methods = {
-        "one label, assume negative (AN)": ("demo-an", ["method.name=an"]),
-        "all labels (the ceiling)": ("demo-full", ["method.name=bce", "data.train.labels=labels"]),
+        "one label, assume negative (AN)": ("demo-an", ["method={name: an}"]),
+        "one label, EN + SCL": ("demo-en-scl", []),
+        "all labels (the ceiling)": ("demo-full", ["method={name: bce}", "data.train.labels=labels"]),
     }
     rows = []
     for title, (name, overrides) in methods.items():
@@ -46,7 +49,15 @@ def run(args: argparse.Namespace) -> None:
     print(f"\n{'labels and method':<36} {'val mAP':>8} {'test mAP':>9}")
     for title, val, test in rows:
         print(f"{title:<36} {val:8.2f} {test:9.2f}")
+    draw_sheet(out)
     print(f"\nRun folders: {os.path.join(out, 'runs')} (config.yaml, metrics.jsonl, TensorBoard, checkpoints)")
+
+
+def draw_sheet(out: str) -> None:
+    """What EN + SCL believes about the first training scenes, where they have one label and more digits."""
+    folder, sheet = os.path.join(out, "runs", "demo-en-scl"), os.path.join(out, "heatmaps.png")
+    draw_heatmaps(load_config(os.path.join(folder, "config.yaml"), []), folder, sheet, 0, list(range(10)), 4)
+    print(f"\nHeatmaps of ten training scenes, kept over the epochs by the state store: {sheet}")
 
 
 def make_data(folder: str) -> None:

@@ -135,7 +135,8 @@ def test_extreme_shapes(crop, shape):
 def crop_mean(image: torch.Tensor, box) -> float:
     rows, columns = image.shape[-2:]
     x0, y0, x1, y1 = box
-    return float(image[:, round(y0 * rows) : round(y1 * rows), round(x0 * columns) : round(x1 * columns)].float().mean())
+    inside = image[:, round(y0 * rows) : round(y1 * rows), round(x0 * columns) : round(x1 * columns)]
+    return float(inside.float().mean())
 
 
 def test_random_boxes_have_the_asked_area_and_shape():

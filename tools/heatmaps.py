@@ -1,0 +1,93 @@
+"""Draws the running heatmaps that SCL keeps about training images: each image beside its strongest classes.
+
+  lacuna heatmaps runs/my-run --out heatmaps.png
+  lacuna heatmaps runs/my-run --shard 3 --rows 0 5 17 --classes 4 --snapshot step-00000500
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+import state_store
+from data_pipelines.decode import decode_image
+from data_pipelines.errors import UserError
+from data_pipelines.source import OpenShard, ShardSource
+from state_store.topk import UNTRACKED
+from trainer.config import Config, load_config
+
+_CELL = 128  # pixels of one picture
+_TEXT = 14
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="run folder of a method with score maps (en_scl, …)")
+    parser.add_argument("--out", default="heatmaps.png", help="PNG to write (default: heatmaps.png)")
+    parser.add_argument("--shard", type=int, default=0)
+    parser.add_argument("--rows", type=int, nargs="+", default=list(range(8)), help="rows of the shard (default: 0-7)")
+    parser.add_argument("--classes", type=int, default=4, help="strongest classes shown per image (default 4)")
+    parser.add_argument("--snapshot", help="name of a snapshot (default: the last checkpoint's)")
+
+
+def run(args: argparse.Namespace) -> None:
+    config = load_config(os.path.join(args.run, "config.yaml"), [])
+    draw_heatmaps(config, args.run, args.out, args.shard, args.rows, args.classes, args.snapshot)
+    print(args.out)
+
+
+def draw_heatmaps(config: Config, folder: str, out: str, shard: int, rows: list[int], classes: int,
+                  snapshot: str | None = None) -> None:
+    source = ShardSource.load(config.data.train.url, config.data.train.labels, None)
+    store = state_store.open(config.train.state_url or os.path.join(folder, "state"))
+    if "heat" not in store.schema.fields and "heat_values" not in store.schema.fields:
+        raise UserError(f"{folder}: its method keeps no heatmaps (fields: {', '.join(store.schema.fields)}). "
+                        "Use a run of a method that ends in _scl.")
+    names = [entry.name for entry in store.snapshots()]
+    if not names or (snapshot or names[-1]) not in names:
+        raise UserError(f"{folder}: no snapshot {snapshot!r}; there are: {', '.join(names) or 'none'}.")
+    if not 0 <= shard < len(source.index.shards) or not all(0 <= r < source.index.shards[shard].rows for r in rows):
+        raise UserError(f"--shard {shard} --rows {rows}: the set has shards 0..{len(source.index.shards) - 1}, "
+                        f"with rows 0..{source.index.shards[min(shard, len(source.index.shards) - 1)].rows - 1}.")
+    reader = store.reader(snapshot or names[-1])
+    opened = source.open(shard)
+    strips = [_strip(opened, row, _maps(reader, shard, row), source.index.classes, classes) for row in rows]
+    sheet = Image.new("RGB", (max(s.width for s in strips), sum(s.height for s in strips)), "white")
+    for i, strip in enumerate(strips):
+        sheet.paste(strip, (0, i * strip.height))
+    sheet.save(out)
+
+
+def _maps(reader: state_store.store.SnapshotReader, shard: int, row: int) -> dict[int, np.ndarray]:
+    """class id → heatmap uint8 [W, W] of one sample; never-visited top-k samples have none."""
+    if "heat" in reader.schema.fields:
+        return dict(enumerate(reader.read_shard("heat", shard)[row]))
+    ids, values = reader.read_shard("heat_ids", shard)[row], reader.read_shard("heat_values", shard)[row]
+    return {int(i): value for i, value in zip(ids, values, strict=True) if i != UNTRACKED}
+
+
+def _strip(opened: OpenShard, row: int, maps: dict[int, np.ndarray], names: list[str], count: int) -> Image.Image:
+    """One line of the sheet: the image, then an overlay for each of its strongest classes."""
+    pixels = decode_image(opened.read(row)).permute(1, 2, 0).numpy()
+    picture = Image.fromarray(pixels).resize((_CELL, _CELL), Image.Resampling.BICUBIC)
+    known = {int(i) for i in opened.labels.positives(row)}
+    best = sorted(maps, key=lambda i: -float(maps[i].max()))[:count]
+    strip = Image.new("RGB", ((1 + count) * _CELL, _CELL + _TEXT), "white")
+    strip.paste(picture, (0, _TEXT))
+    draw = ImageDraw.Draw(strip)
+    draw.text((2, 1), opened.members.keys[row], fill="black")
+    for i, cls in enumerate(best, 1):
+        strip.paste(_overlay(picture, maps[cls]), (i * _CELL, _TEXT))
+        mark = " (annotated)" if cls in known else ""
+        draw.text((i * _CELL + 2, 1), f"{names[cls]} {maps[cls].max() / 255:.2f}{mark}", fill="black")
+    return strip
+
+
+def _overlay(picture: Image.Image, heat: np.ndarray) -> Image.Image:
+    """Red where the map is high, over a greyed image."""
+    smooth = Image.fromarray(heat).resize(picture.size, Image.Resampling.BILINEAR)
+    level = np.asarray(smooth, np.float32)[..., None] / 255
+    grey = np.asarray(picture.convert("L").convert("RGB"), np.float32)
+    return Image.fromarray((grey * (1 - 0.6 * level) + np.array([255, 40, 0]) * 0.6 * level).astype(np.uint8))
