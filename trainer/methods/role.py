@@ -8,6 +8,8 @@ brought up to date (lazy_adam.py), updated and written back within the visit.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import torch
 from pydantic import Field as Setting
@@ -30,9 +32,9 @@ _CLAMP = 11.512915  # logit(1 − 1e-5): the hand-over between phases goes throu
 class RoleSettings(Settings):
     expected_positives: float | None = Setting(None, gt=0)
     """k, mean positives per image (VOC 1.5, COCO 2.9, NUS 1.9, CUB 31.4); by default that of the validation images."""
-    lr: float = Setting(1e-2, gt=0)
-    """φ's own learning rate, constant in a phase (paper: 10 × the classifier's). How far φ travels decides whether ROLE
-    works."""
+    lr: Annotated[float, Setting(gt=0)] | list[Annotated[float, Setting(gt=0)]] = 1e-2
+    """φ's own learning rate, constant in a phase (paper: 10 × the classifier's); a list gives one per phase, the last
+    repeats. How far φ travels decides whether ROLE works."""
     optimizer: str = Setting("adam", pattern="^(adam|sgd|rowwise)$")
     """adam: equal to dense Adam over all samples (paper); sgd: no moments; rowwise: Adam that counts a row's visits."""
     phi_dtype: str = Setting("float32", pattern="^(float32|float16)$")
@@ -53,6 +55,10 @@ class Role(Method):
                             "or a fully labelled data.val to estimate it from.")
         self.k = float(k)
         self.phase_steps: list[int] = []  # Adam steps behind the φ that each finished phase handed over
+
+    def lr(self, phase: int) -> float:
+        lrs = self.s.lr if isinstance(self.s.lr, list) else [self.s.lr]
+        return lrs[min(phase, len(lrs) - 1)]
 
     # ---- state
 
@@ -124,14 +130,14 @@ class Role(Method):
                 here = visit[:, 0] == phase
                 if here.any():
                     chosen = torch.from_numpy(np.flatnonzero(here)).to(phi.device)
-                    moved = lazy_adam.replay(phi[chosen], m[chosen], v[chosen], visit[here, 1], steps, self.s.lr)
+                    moved = lazy_adam.replay(phi[chosen], m[chosen], v[chosen], visit[here, 1], steps, self.lr(phase - 1))
                     phi[chosen] = moved[0]
         phi = self._handed_over(phi, visit, step)
         old = torch.from_numpy(visit[:, 0] != step.phase + 1).to(phi.device)[:, None]
         m, v = torch.where(old, 0.0, m), torch.where(old, 0.0, v)
         last = np.where(visit[:, 0] == step.phase + 1, visit[:, 1], 0)
         if self.s.optimizer == "adam":
-            phi, m, v = lazy_adam.replay(phi, m, v, last, step.number, self.s.lr)
+            phi, m, v = lazy_adam.replay(phi, m, v, last, step.number, self.lr(step.phase))
         return phi, m, v, last
 
     def _handed_over(self, phi: torch.Tensor, visit: np.ndarray, step: Step) -> torch.Tensor:
@@ -142,14 +148,14 @@ class Role(Method):
     def _updated(self, phi, m, v, gradient, last: np.ndarray, step: Step) -> dict:
         now = np.full(len(last), step.number + 1)
         if self.s.optimizer == "sgd":
-            phi = phi - self.s.lr * gradient
+            phi = phi - self.lr(step.phase) * gradient
             rows = {"phi": phi}
         else:
             count: torch.Tensor | int = step.number + 1
             if self.s.optimizer == "rowwise":
                 now = last + 1
                 count = torch.from_numpy(now.astype(np.float32)).to(phi.device)[:, None]
-            phi, m, v = lazy_adam.step(phi, m, v, gradient, count, self.s.lr)
+            phi, m, v = lazy_adam.step(phi, m, v, gradient, count, self.lr(step.phase))
             rows = {"phi": phi, "phi_m": m, "phi_v": v}
         visit = np.stack([np.full(len(last), step.phase + 1), now], axis=1)
         return {**rows, "visit": torch.from_numpy(visit)}
