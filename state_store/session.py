@@ -15,10 +15,10 @@ from data_pipelines import storage
 from data_pipelines.errors import UserError
 from state_store import chunks, faults, histograms
 from state_store.claims import Claim
+from state_store.counting import Counting
 from state_store.engine import Engine, Metrics
 from state_store.log import Entry
-from state_store.manifest import Delta, Manifest, Ref, Refs, check_deltas, merged, object_url, read_histogram, walk
-from state_store.passes import map_shards
+from state_store.manifest import Delta, Manifest, Ref, Refs, check_deltas, merged, object_url, walk
 from state_store.rows import Rows
 from state_store.slots import Slots
 from state_store.store import Initials, StateStore
@@ -37,8 +37,8 @@ class Session:
         outside a field's histogram; `initial_counts`: histograms of the initial values where the caller knows them
         (from label counts), else constants are counted in closed form and others by one pass."""
         self.store, self.schema, self.attempt, self.rank, self.world = store, store.schema, attempt, rank, world
-        self.initials, self.excluded, self.epoch = dict(initials or {}), dict(excluded or {}), 0
-        self.initial_counts = dict(initial_counts or {})
+        self.initials, self.epoch = dict(initials or {}), 0
+        self._counting = Counting(store, self.initials, dict(excluded or {}), dict(initial_counts or {}))
         store.log.check_current(attempt)
         self._count = itertools.count()
         self._base: Refs = {}  # versions that all ranks know
@@ -47,8 +47,6 @@ class Session:
         self._unsynced: set[str] = set()
         self._unnamed: set[tuple[str, str]] = set()  # rank 0: live objects that are in no manifest
         self._named: set[str] = set()  # rank 0: tokens of the last commit's deltas
-        self._counts: dict[str, np.ndarray] = {}
-        self._changes: dict[str, np.ndarray] = {}
         self._exchange_due = False
         self.slots = Slots.within(self.schema, budget)
         self._claim = Claim(store.url, attempt, rank, world)
@@ -128,7 +126,7 @@ class Session:
         self._handed |= {ref.token for _, _, ref in walk(self._written)}
         return Delta(self.attempt, self.rank, self.world, durable,
                      {name: dict(shards) for name, shards in self._written.items()},
-                     {name: counts.copy() for name, counts in self._changes.items()})
+                     {name: counts.copy() for name, counts in self._counting.changes.items()})
 
     def commit(self, name: str, deltas: Sequence[Delta], meta: dict | None = None) -> Entry:
         """Rank 0: publish a snapshot from the deltas of all ranks. Afterwards every rank calls adopt(deltas)."""
@@ -137,7 +135,7 @@ class Session:
         if not all(delta.durable for delta in deltas):
             raise UserError("a delta of prepare(durable=False) cannot be committed: call prepare() on every rank.")
         refs = merged(self._base, deltas)
-        entry = self.store.commit(name, refs, self._merged_counts(deltas), self.attempt, meta)
+        entry = self.store.commit(name, refs, self._counting.merged(deltas), self.attempt, meta)
         self._named = {ref.token for delta in deltas for _, _, ref in walk(delta.refs)}
         unused = self._unnamed - Manifest(refs).objects()
         storage.remove([object_url(self.store.url, *item) for item in sorted(unused)])
@@ -148,7 +146,7 @@ class Session:
         """Every rank, after each exchange: learn the versions that the others wrote."""
         deltas = list(deltas)
         check_deltas(deltas, self.attempt, self.world)
-        self._base, self._counts = merged(self._base, deltas), self._merged_counts(deltas)
+        self._base, self._counting.counts = merged(self._base, deltas), self._counting.merged(deltas)
         if self.rank == 0:
             self._unnamed |= {("chunks/" + name, f"{shard:06d}.{ref.token}") for delta in deltas
                               for name, shard, ref in walk(delta.refs) if ref.token not in self._named}
@@ -158,7 +156,7 @@ class Session:
                 if self._written.get(name, {}).get(shard) == ref:
                     del self._written[name][shard]
             for name, counts in own.histograms.items():
-                self._changes[name] = self._changes[name] - counts
+                self._counting.changes[name] = self._counting.changes[name] - counts
         self._handed, self._exchange_due = set(), False
 
     def snapshot(self, name: str, meta: dict | None = None) -> Entry:
@@ -196,9 +194,9 @@ class Session:
         """(counts of the last exchange, this rank's changes since), int64 [columns, 256] each. The caller sums the
         changes over ranks; exact when no shard is leased."""
         self._engine.drain()
-        if field not in self._counts:
+        if field not in self._counting.counts:
             raise UserError(f"field {self.slots.known(field)!r} keeps no histogram: declare it with histogram=True.")
-        return self._counts[field].copy(), self._changes[field].copy()
+        return self._counting.counts[field].copy(), self._counting.changes[field].copy()
 
     # ---- life
 
@@ -221,28 +219,7 @@ class Session:
     def _set_base(self, snapshot: str | None) -> None:
         manifest = Manifest({}) if snapshot is None else self.store.manifest(snapshot)
         self._base, self._written, self._handed = manifest.refs, {}, set()
-        for field in self.schema.fields.values():
-            if not field.histogram:
-                continue
-            if field.name in manifest.histograms:
-                counts = read_histogram(self.store.url, field.name, manifest.histograms[field.name])
-            elif manifest.refs.get(field.name):  # resharded or migrated: counted once, here
-                counts = self._count_rows(field.name)
-            elif field.name in self.initial_counts:
-                counts = np.array(self.initial_counts[field.name], np.int64)
-            else:
-                counts = histograms.initial_counts(field, self.schema.seed, self.schema.rows,
-                                                   self.initials.get(field.name), self.excluded.get(field.name))
-            self._counts[field.name], self._changes[field.name] = counts, np.zeros_like(counts)
-
-    def _count_rows(self, field: str) -> np.ndarray:
-        outside = self.excluded.get(field)
-        parts = map_shards(self, [field], lambda shard, rows: histograms.counts(
-            rows[field], outside(shard) if outside else None))
-        return sum(parts, np.zeros((self.schema.fields[field].columns, histograms.BINS), np.int64))
-
-    def _merged_counts(self, deltas: list[Delta]) -> dict[str, np.ndarray]:
-        return {name: counts + sum(delta.histograms[name] for delta in deltas) for name, counts in self._counts.items()}
+        self._counting.reset(manifest)
 
     def _version(self, field: str, shard: int) -> Ref | None:
         """The newest object of a chunk; None if it was never written."""
@@ -288,14 +265,14 @@ class Session:
     def _store(self, field: str, shard: int, slot: int) -> None:
         spec, data = self.schema.fields[field], self.slots.slabs[field][slot]
         token = f"{self.attempt}-{self.rank}-{next(self._count)}"
-        moved = self._change(field, shard, slot) if spec.histogram else None
+        moved = self._counting.moved(field, shard, self.slots.before[field][slot], data) if spec.histogram else None
         ref = chunks.write(self.store.url, spec, shard, token, data)
         with self._engine.changed:
             old = self._written.setdefault(field, {}).get(shard)
             self._written[field][shard] = ref
             self._unsynced.add(chunks.chunk_url(self.store.url, field, shard, token))
             if moved is not None:
-                self._changes[field] += moved
+                self._counting.changes[field] += moved
             self.metrics.chunks_written += 1
             self.metrics.bytes_written += ref.size
             if old is None or old.token in self._handed:
@@ -303,11 +280,3 @@ class Session:
             superseded = chunks.chunk_url(self.store.url, field, shard, old.token)
             self._unsynced.discard(superseded)
         storage.remove([superseded])
-
-    def _change(self, field: str, shard: int, slot: int) -> np.ndarray:
-        rows = int(self.schema.rows[shard])
-        before, after = self.slots.before[field][slot], self.slots.slabs[field][slot]
-        outside = self.excluded[field](shard) if field in self.excluded else None
-        moved = histograms.change(before[:rows], after[:rows], outside)
-        before[:] = after
-        return moved

@@ -11,6 +11,8 @@ A folder without a valid COMMIT.json is torn: it is skipped with a warning and r
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -19,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -85,33 +88,37 @@ class Checkpoints:
     def save(self, engine, ema: torch.nn.Module | None, method_state: dict[str, torch.Tensor], position: Position,
              zero_stage: int, state: SampleState | None) -> None:
         folder = self.path(position.total_steps)
-        if self.world.main:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.makedirs(folder)
-        self.world.barrier()
-        engine.save_checkpoint(folder, tag="engine", save_latest=False)
-        if self.world.main:
-            _save_tensors(os.path.join(folder, "model.safetensors"), engine.module.state_dict())
-            if ema is not None:
-                _save_tensors(os.path.join(folder, "ema.safetensors"), ema.state_dict())
-            _save_tensors(os.path.join(folder, "method.safetensors"), method_state)
-            _write_json(os.path.join(folder, "position.json"), asdict(position))
-        if state is not None:
-            state.snapshot(os.path.basename(folder))
-        self.world.barrier()
-        names = sorted(_files(folder))
-        mine = {name: _sync_and_hash(os.path.join(folder, name)) for name in names[self.world.rank :: self.world.size]}
-        everything: dict[str, dict] = {}
-        for part in self.world.gather(mine):
-            everything |= part
-        if self.world.main:
-            commit = {"files": everything, "world": self.world.size, "zero_stage": zero_stage,
-                      "fingerprints": self.fingerprints}
-            storage.write_atomic(os.path.join(folder, COMMIT), json.dumps(commit, indent=1).encode())
-            kept = self._collect(position)
+        with _naming_a_full_disk(folder):
+            if self.world.main:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.makedirs(folder)
+            self.world.barrier()
+            engine.save_checkpoint(folder, tag="engine", save_latest=False)
+            if self.world.main:
+                _save_tensors(os.path.join(folder, "model.safetensors"), engine.module.state_dict())
+                if ema is not None:
+                    _save_tensors(os.path.join(folder, "ema.safetensors"), ema.state_dict())
+                _save_tensors(os.path.join(folder, "method.safetensors"), method_state)
+                _write_json(os.path.join(folder, "position.json"), asdict(position))
             if state is not None:
-                state.collect(kept)
-        self.world.barrier()
+                state.snapshot(os.path.basename(folder))
+            self.world.barrier()
+            names = sorted(_files(folder))
+            names = names[self.world.rank :: self.world.size]
+            mine = {name: _sync_and_hash(os.path.join(folder, name)) for name in names}
+            everything: dict[str, dict] = {}
+            for part in self.world.gather(mine):
+                everything |= part
+            if self.world.main:
+                for base in (self.root, folder, os.path.join(folder, "engine")):
+                    storage.sync_folder(base)
+                commit = {"files": everything, "world": self.world.size, "zero_stage": zero_stage,
+                          "fingerprints": self.fingerprints}
+                storage.write_atomic(os.path.join(folder, COMMIT), json.dumps(commit, indent=1).encode())
+                kept = self._collect(position)
+                if state is not None:
+                    state.collect(kept)
+            self.world.barrier()
 
     def latest(self) -> Checkpoint | None:
         """The newest whole checkpoint; torn ones are named and passed over. Checked on rank 0, agreed on by all."""
@@ -141,8 +148,12 @@ class Checkpoints:
         return [os.path.join(self.root, n) for n in storage.list_names(self.root) if n.startswith(_PREFIX)]
 
     def _collect(self, position: Position) -> list[str]:
-        """Remove what is neither among the last k commits nor the best; the names of what is kept."""
-        whole = [f for f in self._folders() if os.path.exists(os.path.join(f, COMMIT))]
+        """Remove what is neither among the last k commits nor the best; the names of what is kept.
+
+        What is newer than this one is damaged: the run would have gone on from it.
+        """
+        whole = [f for f in self._folders() if os.path.exists(os.path.join(f, COMMIT))
+                 and f <= self.path(position.total_steps)]
         kept = set(whole[-self.keep :])
         if position.best_step is not None:
             kept.add(self.path(position.best_step))
@@ -162,7 +173,7 @@ def needs_conversion(checkpoint: Checkpoint, world: World) -> bool:
 def load_engine(engine, checkpoint: Checkpoint, world: World) -> None:
     """Weights and optimizer into the engine; its files' hashes were checked by `latest`."""
     if not needs_conversion(checkpoint, world):
-        engine.load_checkpoint(checkpoint.folder, tag="engine")
+        _load(engine, checkpoint.folder)
         return
     folder = tempfile.mkdtemp(prefix="universal-", dir=checkpoint.folder) if world.main else None
     folder = world.broadcast(folder)
@@ -176,10 +187,36 @@ def load_engine(engine, checkpoint: Checkpoint, world: World) -> None:
         if done.returncode:
             raise RuntimeError(f"ds_to_universal failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     world.barrier()
-    engine.load_checkpoint(folder, tag="engine")
+    _load(engine, folder)
     world.barrier()
     if world.main:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _load(engine, folder: str) -> None:
+    path, _ = engine.load_checkpoint(folder, tag="engine")
+    if path is None:  # DeepSpeed only warns
+        raise RuntimeError(f"DeepSpeed did not load {folder}/engine")
+
+
+_FAILED_WRITES = ("No space left", "inline_container", "PytorchStreamWriter")
+
+
+@contextlib.contextmanager
+def _naming_a_full_disk(folder: str) -> Iterator[None]:
+    """torch and safetensors report a failed write in their own words: say what it is, and leave no half checkpoint."""
+    try:
+        yield
+    except Exception as error:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if not full and not any(words in str(error) for words in _FAILED_WRITES):
+            raise
+        if not os.path.exists(os.path.join(folder, COMMIT)):
+            shutil.rmtree(folder, ignore_errors=True)
+        free = shutil.disk_usage(os.path.dirname(folder)).free
+        raise UserError(f"{folder}: this checkpoint could not be written, its disk has {free / 1e6:,.0f} MB left "
+                        f"({error}). The checkpoints before it are whole: make room, or keep fewer (train.keep), and "
+                        "start again to resume.") from error
 
 
 def load_method_state(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:

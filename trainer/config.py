@@ -1,6 +1,7 @@
 """The typed configuration: YAML file + `section.key=value` overrides, merged as plain dicts, validated once.
 
-A YAML file may name a base with `base: other.yaml` (relative to itself); its own keys win over the base's.
+A YAML file may name a base with `base: other.yaml`, or several with `base: [data.yaml, model.yaml]` (relative to
+itself); later bases win over earlier ones, its own keys over all.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ import os
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from data_pipelines.errors import UserError
-from trainer.durations import check_duration
+from trainer.durations import check_duration, check_positive_duration, is_zero
 
-Duration = Annotated[str, AfterValidator(check_duration)]
+Duration = Annotated[str, BeforeValidator(check_duration)]
+PositiveDuration = Annotated[str, BeforeValidator(check_positive_duration)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    # Numbers become text where text is asked for: `name=2024` on a command line is YAML's 2024.
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False,
+                              coerce_numbers_to_str=True)
 
 
 class SplitConfig(Section):
@@ -45,6 +49,12 @@ class AugmentConfig(Section):
     cutout: float = Field(0.0, ge=0, le=1)
     """Side of the cut-out rectangle as a fraction of the image side; 0 = off."""
 
+    @model_validator(mode="after")
+    def _scale_is_a_range(self) -> AugmentConfig:
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise UserError(f"scale = {list(self.scale)}: write the smallest and the largest area, 0 < a <= b <= 1")
+        return self
+
 
 class DataConfig(Section):
     train: SplitConfig
@@ -66,7 +76,7 @@ class DataConfig(Section):
     prefetch: int = Field(4, gt=0)
     """Batches decoded ahead."""
     max_bad_fraction: float = Field(0.001, ge=0, le=1)
-    """Training stops when more than this part of a rank's samples cannot be decoded."""
+    """The run stops when more than this part of an epoch's (or an evaluation's) samples cannot be decoded."""
     scratch: str | None = None
     """Folder for remote shards while they are open (default: the system's temporary folder)."""
 
@@ -99,6 +109,12 @@ class PhaseConfig(Section):
     warmup: Duration = "0st"
     """Linear rise from 0 (constant and cosine); one_cycle: length of the rise, usually 20%."""
 
+    @model_validator(mode="after")
+    def _one_cycle_rises(self) -> PhaseConfig:
+        if self.schedule == "one_cycle" and is_zero(self.warmup):
+            raise UserError("schedule = 'one_cycle' needs the length of its rise: add warmup, e.g. warmup: 20%")
+        return self
+
 
 class TrainConfig(Section):
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -115,7 +131,7 @@ class TrainConfig(Section):
     """Epochs."""
     log_every: int = Field(10, gt=0)
     """Steps."""
-    checkpoint_every: Duration = "1ep"
+    checkpoint_every: PositiveDuration = "1ep"
     keep: int = Field(2, gt=0)
     """Last checkpoints to keep, besides the best."""
     trace_samples: bool = False
@@ -146,26 +162,52 @@ class Config(Section):
 
     def fingerprint(self) -> str:
         """Names what a checkpoint depends on: everything but how fast and where it runs."""
+        return hashlib.sha256(json.dumps(self._identity(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def differences(self, other: Config) -> list[str]:
+        """Keys that give two configs different fingerprints, as `section.key: this → other`."""
+        mine, theirs = _flat(self._identity()), _flat(other._identity())
+        return [f"{key}: {mine.get(key)!r} → {theirs.get(key)!r}" for key in sorted({*mine, *theirs})
+                if mine.get(key) != theirs.get(key)]
+
+    def _identity(self) -> dict:
         body = self.model_dump()
-        for key in ("workers", "prefetch", "scratch"):
+        # Samples are named by the fingerprints of the index and the sidecar, so a dataset may move.
+        for split in ("train", "val", "test"):
+            if body["data"][split]:
+                body["data"][split].pop("url")
+        for key in ("workers", "prefetch", "scratch", "max_bad_fraction"):
             body["data"].pop(key)
         for key in ("log_every", "checkpoint_every", "keep", "timeout_seconds", "trace_samples", "micro_batch",
                     "deepspeed", "compile", "channels_last", "state_url", "state_budget_mb"):
             body["train"].pop(key)
         for key in ("run_folder", "name"):
             body.pop(key)
-        return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+        return body
 
 
 def load_config(path: str, overrides: list[str]) -> Config:
     """Read, merge and validate; every mistake is a UserError that names the key."""
     body = _read_yaml(path)
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals:
-            raise UserError(f"override {override!r}: write section.key=value, e.g. train.precision=bf16.")
-        _set(body, key.strip().split("."), yaml.safe_load(text), override)
+    parsed = [_parse_override(override) for override in overrides]
+    # A method's name first: another method drops the settings of the one before it, not those given beside it.
+    for keys, value, override in sorted(parsed, key=lambda o: o[0] != ["method", "name"]):
+        old = body.get("method")
+        if keys == ["method", "name"] and isinstance(old, dict) and old.get("name") != value:
+            body["method"] = {}
+        _set(body, keys, value, override)
     return parse_config(body, path)
+
+
+def _parse_override(override: str) -> tuple[list[str], Any, str]:
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise UserError(f"override {override!r}: write section.key=value, e.g. train.precision=bf16.")
+    try:
+        return key.strip().split("."), yaml.safe_load(text), override
+    except yaml.YAMLError as error:
+        reason = getattr(error, "problem", None) or error
+        raise UserError(f"override {override!r}: {text!r} is not valid YAML ({reason}). Quote it: \"'…'\".") from None
 
 
 def parse_config(body: dict, where: str) -> Config:
@@ -192,7 +234,8 @@ def _explain(model: type, error: Any) -> str:
         return f"unknown key {key!r}; {hint}"
     if error["type"] == "missing":
         return f"key {key!r} is required."
-    return f"{key} = {error['input']!r}: {error['msg']}."
+    reason = error["msg"].removeprefix("Value error, ").rstrip(".")
+    return f"{key}: {reason}." if isinstance(error["input"], dict) else f"{key} = {error['input']!r}: {reason}."
 
 
 def _legal_keys(model: Any, path: list[str]) -> list[str]:
@@ -205,23 +248,35 @@ def _legal_keys(model: Any, path: list[str]) -> list[str]:
     return list(model.model_fields)
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is written twice, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [key.value for key, _ in node.value]
+        double = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
+        if double is not None:
+            raise yaml.YAMLError(f"key {double!r} twice, line {node.start_mark.line + 1} ff.")
+        return super().construct_mapping(node, deep)
+
+
 def _read_yaml(path: str, seen: tuple[str, ...] = ()) -> dict:
+    named = f"{seen[-1]}: base {path}" if seen else f"--config {path}"
+    if path in seen:
+        raise UserError(f"{named} leads back to itself.")
     try:
         with open(path, encoding="utf-8") as f:
-            body = yaml.safe_load(f)
-    except FileNotFoundError:
-        raise UserError(f"--config {path}: no such file.") from None
+            body = yaml.load(f, _Loader)  # a SafeLoader
+    except OSError as error:
+        raise UserError(f"{named}: cannot be read ({(error.strerror or str(error)).lower()}).") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not valid YAML ({error}).") from None
     if not isinstance(body, dict):
         raise UserError(f"{path}: expected keys and values, found {type(body).__name__}.")
-    base = body.pop("base", None)
-    if base is None:
-        return body
-    base_path = os.path.join(os.path.dirname(path), str(base))
-    if base_path in seen:
-        raise UserError(f"{path}: base {base!r} leads back to itself.")
-    return merge(_read_yaml(base_path, (*seen, base_path)), body)
+    bases = body.pop("base", None) or []
+    merged: dict = {}
+    for base in bases if isinstance(bases, list) else [bases]:
+        merged = merge(merged, _read_yaml(os.path.join(os.path.dirname(path), str(base)), (*seen, path)))
+    return merge(merged, body)
 
 
 def merge(base: dict, top: dict) -> dict:
@@ -248,4 +303,14 @@ def _set(body: dict, path: list[str], value: Any, override: str) -> None:
         if last:
             node[part] = value
         else:
-            node = node.setdefault(part, {}) if isinstance(node, dict) else node[part]
+            if isinstance(node, dict) and node.get(part) is None:
+                node[part] = {}  # absent, or switched off with null
+            node = node[part]
+
+
+def _flat(body: Any, path: str = "") -> dict[str, Any]:
+    """Nested sections and lists as {"phases.0.lr": value}."""
+    if isinstance(body, dict | list):
+        items = body.items() if isinstance(body, dict) else enumerate(body)
+        return {key: value for name, part in items for key, value in _flat(part, f"{path}.{name}".strip(".")).items()}
+    return {path: body}

@@ -17,7 +17,7 @@ from trainer.world import World
 
 _CONFIG_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "configs", "deepspeed")
 _OURS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
-         "optimizer", "scheduler", "bf16")
+         "optimizer", "scheduler", "bf16", "torch_autocast")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,11 @@ def build_engine(model: Classifier, config: Config, phase: PhaseConfig, world: W
     body = deepspeed_config(config, phase, world.size)
     if universal:
         body["checkpoint"] = {**body.get("checkpoint", {}), "load_universal": True}
+    model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # DeepSpeed sends flat weights
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=body, dist_init_required=False)
+    if config.train.channels_last and not zero_stage(config, phase):
+        # ZeRO's weights are views of one flat buffer and stay so: there channels-last inputs decide.
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return engine, [group["lr"] for group in groups]
 
 
@@ -77,6 +81,9 @@ def deepspeed_config(config: Config, phase: PhaseConfig, world: int) -> dict:
         "train_batch_size": split.micro * split.pieces * world, "gradient_clipping": config.train.clip_norm,
         # The optimizer is torch's own: DeepSpeed's would be compiled on first use.
         "zero_allow_untested_optimizer": True, "steps_per_print": 10**9,
+        # The engine switches an autocast from outside off on GPUs: it has to do it itself. Gradients travel in fp32.
+        "torch_autocast": {"enabled": config.train.precision == "bf16", "dtype": "bfloat16",
+                           "lower_precision_safe_modules": []},
     }
 
 

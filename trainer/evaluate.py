@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from data_pipelines.augment import Augment
+from data_pipelines.errors import UserError
 from data_pipelines.plan import EpochPlan
 from data_pipelines.source import ShardSource
-from data_pipelines.stream import EpochStream, SampleMaker
+from data_pipelines.stream import BadSample, EpochStream, SampleMaker
 from trainer.config import Config
 from trainer.metrics import RankingResult
 from trainer.metrics_collector import ScoreCollector
@@ -15,28 +18,47 @@ from trainer.models import Classifier
 from trainer.world import Watchdog, World
 
 EVAL_BATCH = 64
+log = logging.getLogger("lacuna")
 
 
 def evaluate(model: Classifier, source: ShardSource, config: Config, world: World, watchdog: Watchdog,
              where: str) -> RankingResult:
-    """Scores are σ(logits). Corrupt samples are left out; ranks may hold different numbers of samples, even none."""
+    """Scores are σ(logits). Corrupt samples are left out and named; ranks may hold different numbers of samples."""
     plan = EpochPlan(source.rows, 0, 0, world.size, EVAL_BATCH * world.size, open_shards=1, shuffle=False)
     first = source.index.rows.cumsum() - source.index.rows
     collector = ScoreCollector(source.classes)
     was_training = model.training
     model.eval()
+    bad: list[BadSample] = []
     stream = EpochStream(source, plan, plan.rank_streams(world.rank, world.size), eval_maker(config, source),
                          workers=config.data.workers, prefetch=config.data.prefetch, pin=world.device.type == "cuda")
     with stream, torch.no_grad(), autocast(config, world):
         for batch in stream:
             watchdog.beat(where)
+            bad += batch.bad
             if len(batch):
-                logits, _ = model(batch.inputs.to(world.device, non_blocking=True))
+                inputs = batch.inputs.to(world.device, non_blocking=True)
+                if config.train.channels_last and inputs.ndim == 4:
+                    inputs = inputs.to(memory_format=torch.channels_last)
+                logits, _ = model(inputs)
                 # The ordinal makes tied scores come in the same order on any number of ranks.
                 ordinals = first[batch.shards] + batch.rows
                 collector.add(torch.sigmoid(logits).float().cpu(), batch.labels, ordinals=ordinals)
     model.train(was_training)
+    _judge_bad([sample for part in world.gather(bad) for sample in part], int(source.rows.sum()), config, where)
     return collector.result(world.control if world.size > 1 else None)
+
+
+def _judge_bad(bad: list[BadSample], samples: int, config: Config, where: str) -> None:
+    """A few corrupt samples are said, too many end the run: the score would be of another set."""
+    if not bad:
+        return
+    text = (f"{len(bad)} of {samples} samples of data.{where} cannot be decoded, e.g. {bad[0].key!r} in "
+            f"{bad[0].shard} ({bad[0].reason})")
+    if len(bad) > config.data.max_bad_fraction * samples:
+        raise UserError(f"{text}: more than data.max_bad_fraction = {config.data.max_bad_fraction} allows. "
+                        "Repair them (`lacuna shards check` finds them all) or raise it.")
+    log.warning("%s: the score leaves them out", text)
 
 
 def eval_maker(config: Config, source: ShardSource) -> SampleMaker:

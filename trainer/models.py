@@ -6,9 +6,11 @@ Pooling and the linear head commute, so logits are computed from pooled features
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -88,8 +90,9 @@ class _Tokens(nn.Module):
         out = self.body.forward_features(inputs)  # type: ignore[operator]
         if out.ndim == 4:
             return out if out.shape[1] == self.body.num_features else out.permute(0, 3, 1, 2)
-        out = out[:, getattr(self.body, "num_prefix_tokens", 0) :]
         side = math.isqrt(out.shape[1])
+        prefix = getattr(self.body, "num_prefix_tokens", out.shape[1] - side**2)  # class and register tokens
+        out, side = out[:, prefix:], math.isqrt(out.shape[1] - prefix)
         return out.transpose(1, 2).reshape(out.shape[0], out.shape[2], side, side)
 
 
@@ -104,85 +107,168 @@ def build_model(config: ModelConfig, data: DataConfig, classes: int, feature_wid
         return Classifier(nn.Identity(), feature_width, classes, config, data.normalize)
     if source not in _SOURCES or not name:
         raise UserError(f"model.backbone = {config.backbone!r}: write 'torchvision:NAME', 'timm:NAME' or 'features'.")
-    backbone = _SOURCES[source](name, config.weights)
-    if config.weights.endswith((".safetensors", ".pt", ".pth")):
-        _load_file(backbone, config.weights)
-    with torch.no_grad():
-        probe = backbone.eval()(torch.zeros(1, 3, data.image_size, data.image_size))
-    return Classifier(backbone, probe.shape[1], classes, config, data.normalize)
+    backbone = _SOURCES[source](name, config.weights, data.image_size)
+    return Classifier(backbone, _probe(backbone, config, data.image_size), classes, config, data.normalize)
 
 
-def _torchvision(name: str, weights: str) -> nn.Module:
+def _probe(backbone: nn.Module, config: ModelConfig, size: int) -> int:
+    """The feature width D, from a blank image; a backbone that cannot take the size is named here, not in step 1."""
+    try:
+        with torch.no_grad():
+            shape = backbone.eval()(torch.zeros(1, 3, size, size)).shape
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise UserError(f"model.backbone = {config.backbone!r} cannot take data.image_size = {size}: {error}. "
+                        "Use the size it was made for, or another backbone.") from None
+    if len(shape) != 4 or shape[2] != shape[3]:
+        raise UserError(f"model.backbone = {config.backbone!r} gives {list(shape)} instead of a square feature map. "
+                        "Use another backbone.")
+    return shape[1]
+
+
+# What leads to the feature map, by torchvision's class; other classes have it all in `features`.
+_PARTS = {
+    "ResNet": ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4"),
+    "RegNet": ("stem", "trunk_output"),
+    "ShuffleNetV2": ("conv1", "maxpool", "stage2", "stage3", "stage4", "conv5"),
+    "SwinTransformer": ("features", "norm", "permute"),  # its features are [B, G, G, D] before the permutation
+    "MNASNet": ("layers",),
+}
+
+
+def _torchvision(name: str, weights: str, size: int) -> nn.Module:
     import torchvision
 
+    chosen = None
     try:
-        chosen = None if _own_weights(weights) else torchvision.models.get_model_weights(name)[_weight_name(weights)]
+        if weights != "none" and not _is_file(weights):
+            legal = torchvision.models.get_model_weights(name).__members__
+            chosen = legal.get("DEFAULT" if weights == "default" else weights)
+            if chosen is None:
+                raise UserError(f"model.weights = {weights!r}: for torchvision:{name} write 'none', 'default', a file, "
+                                f"or one of {', '.join(key for key in legal if key != 'DEFAULT')}.")
         body = torchvision.models.get_model(name, weights=chosen)
-    except (ValueError, KeyError) as error:
-        raise UserError(f"model.backbone 'torchvision:{name}' with model.weights = {weights!r}: {error}. "
-                        "See torchvision.models.list_models().") from None
-    if hasattr(body, "features"):
-        return body.features  # type: ignore[return-value]
-    if hasattr(body, "layer4"):
-        parts = ("conv1", "bn1", "relu", "maxpool", "layer1", "layer2", "layer3", "layer4")
-        return nn.Sequential(*[getattr(body, part) for part in parts])
-    raise UserError(f"model.backbone 'torchvision:{name}' has no feature map we know. Use its timm twin: 'timm:NAME'.")
+    except OSError as error:
+        raise _not_fetched(weights, error) from None
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
+        close = difflib.get_close_matches(name, torchvision.models.list_models(), 1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise UserError(f"model.backbone 'torchvision:{name}': {error}. {hint}"
+                        "torchvision.models.list_models() names them all.") from None
+    kind = type(body).__name__
+    if kind in _PARTS:
+        part: nn.Module = nn.Sequential(*[getattr(body, part) for part in _PARTS[kind]])
+    elif isinstance(getattr(body, "features", None), nn.Module):
+        part = body.features
+        if kind == "DenseNet":  # its last ReLU is in forward()
+            part = nn.Sequential(*part, nn.ReLU())  # type: ignore[misc]
+    else:
+        raise UserError(f"model.backbone 'torchvision:{name}' has no feature map that we know. "
+                        "Use its timm twin: 'timm:NAME'.")
+    if _is_file(weights):
+        _load_file(body, part, weights)
+    return part
 
 
-def _timm(name: str, weights: str) -> nn.Module:
+def _timm(name: str, weights: str, size: int) -> nn.Module:
     import timm
 
-    if weights not in ("none", "default") and not _own_weights(weights):
+    if weights not in ("none", "default") and not _is_file(weights):
         raise UserError(f"model.weights = {weights!r}: for timm write 'none', 'default' or a file; "
                         "a pretrained tag belongs to the name, as in 'timm:tresnet_m.miil_in21k'.")
+    made_for = timm.models.get_pretrained_cfg(name)
+    own_size = made_for.input_size[-1] if made_for is not None and made_for.fixed_input_size else size
+    # Position embeddings are laid out for the size, pretrained ones resampled to it.
+    options: dict[str, Any] = {} if own_size == size else {"img_size": size}
     try:
-        return _Tokens(timm.create_model(name, pretrained=weights == "default", num_classes=0))
-    except RuntimeError as error:
-        raise UserError(f"model.backbone 'timm:{name}': {error}. See timm.list_models().") from None
+        body = timm.create_model(name, pretrained=weights == "default", num_classes=0, **options)
+    except TypeError:
+        raise UserError(f"model.backbone 'timm:{name}' takes images of {own_size} pixels only, "
+                        f"data.image_size is {size}.") from None
+    except OSError as error:
+        raise _not_fetched(weights, error) from None
+    except (RuntimeError, AssertionError) as error:
+        close = difflib.get_close_matches(name, timm.list_models(), 1)
+        hint = f"did you mean {close[0]!r}? " if close and close[0] != name else ""
+        raise UserError(f"model.backbone 'timm:{name}' at data.image_size = {size}: {error}. {hint}"
+                        "timm.list_models() names them all.") from None
+    part = _Tokens(body)
+    if _is_file(weights):
+        _load_file(body, part, weights)
+    return part
 
 
-def _lacuna(name: str, weights: str) -> nn.Module:
+def _not_fetched(weights: str, error: OSError) -> UserError:
+    return UserError(f"model.weights = {weights!r} could not be fetched ({error}). Without a connection, give a "
+                     ".safetensors or .pth file of them, or 'none'.")
+
+
+def _lacuna(name: str, weights: str, size: int) -> nn.Module:
     """`tiny`: four plain convolutions for the demo and tests; no norm, so results do not depend on the ranks."""
     if name != "tiny":
         raise UserError(f"model.backbone 'lacuna:{name}': there is only 'lacuna:tiny'.")
+    if weights != "none" and not _is_file(weights):
+        raise UserError(f"model.weights = {weights!r}: for lacuna:tiny write 'none' or a file.")
     layers: list[nn.Module] = []
     for inputs, outputs, stride in ((3, 32, 2), (32, 64, 1), (64, 64, 2), (64, 128, 1)):
         layers += [nn.Conv2d(inputs, outputs, 3, stride, 1), nn.ReLU()]
         nn.init.kaiming_normal_(layers[-2].weight, nonlinearity="relu")  # type: ignore[arg-type]
         nn.init.zeros_(layers[-2].bias)  # type: ignore[arg-type]
-    return nn.Sequential(*layers)
+    body = nn.Sequential(*layers)
+    if _is_file(weights):
+        _load_file(body, body, weights)
+    return body
 
 
-_SOURCES: dict[str, Callable[[str, str], nn.Module]] = {"torchvision": _torchvision, "timm": _timm, "lacuna": _lacuna}
+_SOURCES: dict[str, Callable[[str, str, int], nn.Module]] = {
+    "torchvision": _torchvision, "timm": _timm, "lacuna": _lacuna,
+}
 
 
-def _own_weights(weights: str) -> bool:
-    return weights == "none" or os.path.sep in weights or weights.endswith((".safetensors", ".pt", ".pth"))
+def _is_file(weights: str) -> bool:
+    return os.path.sep in weights or weights.endswith((".safetensors", ".pt", ".pth"))
 
 
-def _weight_name(weights: str) -> str:
-    return "DEFAULT" if weights == "default" else weights
+def _load_file(body: nn.Module, part: nn.Module, path: str) -> None:
+    """Fill `part`, the feature part of the whole model `body`; never unpickles code.
+
+    The file holds the whole model under its publisher's names, or is the model.safetensors of one of our runs.
+    """
+    found = {name.removeprefix("module."): tensor for name, tensor in _read_tensors(path).items()}
+    target = body
+    if any(name.startswith("backbone.") for name in found):
+        target = part
+        found = {name.removeprefix("backbone."): t for name, t in found.items() if name.startswith("backbone.")}
+    needed = {id(tensor) for tensor in part.state_dict(keep_vars=True).values()}
+    wanted = {name: tensor for name, tensor in target.state_dict(keep_vars=True).items() if id(tensor) in needed}
+    lacking = [name for name, tensor in wanted.items() if not name.endswith("num_batches_tracked")
+               and (name not in found or found[name].shape != tensor.shape)]
+    if lacking:
+        raise UserError(f"model.weights = {path!r} lacks {len(lacking)} of {len(wanted)} tensors of the backbone, or "
+                        f"has them in another shape, e.g. {lacking[0]!r}. Is it the right architecture?")
+    with torch.no_grad():
+        for name in wanted.keys() & found.keys():
+            wanted[name].copy_(found[name])
 
 
-def _load_file(backbone: nn.Module, path: str) -> None:
-    """A whole backbone from a file; never unpickles code. Names must fit, or the tensors in order."""
+def _read_tensors(path: str) -> dict[str, torch.Tensor]:
     if not os.path.exists(path):
         raise UserError(f"model.weights = {path!r}: no such file.")
-    if path.endswith(".safetensors"):
-        from safetensors.torch import load_file
+    try:
+        if path.endswith(".safetensors"):
+            from safetensors.torch import load_file
 
-        found = load_file(path)
-    else:
+            return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True)
-        found = found.get("state_dict", found.get("model", found))
-    own = (backbone.body if isinstance(backbone, _Tokens) else backbone).state_dict()  # type: ignore[union-attr]
-    target = backbone.body if isinstance(backbone, _Tokens) else backbone
-    kept = {name: tensor for name, tensor in found.items() if name in own and own[name].shape == tensor.shape}
-    missing = [name for name in own if name not in kept and not name.endswith("num_batches_tracked")]
-    if missing:
-        raise UserError(f"model.weights = {path!r} lacks {len(missing)} of {len(own)} tensors of the backbone, e.g. "
-                        f"{missing[0]!r}. Is it the right architecture?")
-    target.load_state_dict(kept, strict=False)  # type: ignore[union-attr]
+    except Exception as error:  # zip, pickle and safetensors raise many kinds for damaged or unsafe files
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"model.weights = {path!r}: not a file of plain tensors ({reason}).") from None
+    while isinstance(found, dict) and (inner := found.get("state_dict", found.get("model"))) is not None:
+        found = inner
+    if not isinstance(found, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in found.values()):
+        raise UserError(f"model.weights = {path!r}: expected named tensors, alone or under 'state_dict' or 'model'.")
+    return found
 
 
 def spatial_side(model: Classifier, size: int) -> int:

@@ -19,7 +19,7 @@ from data_pipelines.errors import UserError
 from trainer.config import Config, load_config
 
 EPILOG = """examples:
-  deepspeed --num_gpus 8 trainer/run.py --config configs/coco14_an_linear.yaml
+  deepspeed --num_gpus 8 trainer/run.py --config configs/cole/coco14_an_linear.yaml
   python trainer/run.py --config configs/demo.yaml phases.0.lr=1e-3 train.precision=bf16
 A run that was killed is resumed by the same command."""
 

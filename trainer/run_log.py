@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import importlib.metadata
 import json
 import logging
@@ -10,13 +11,19 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import yaml
 from tqdm import tqdm
 
 from data_pipelines import storage
-from trainer.config import Config
+from data_pipelines.errors import UserError
+from trainer.config import Config, load_config
 from trainer.metrics import RankingResult, write_table
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 _PACKAGES = ("torch", "torchvision", "timm", "deepspeed", "webdataset", "zarr", "numcodecs", "ray", "fsspec", "numpy")
 log = logging.getLogger("lacuna")
@@ -26,29 +33,34 @@ class RunLog:
     """Writes on rank 0, does nothing elsewhere."""
 
     def __init__(self, config: Config, main: bool):
-        self.folder, self.main = config.folder, main
+        self.config, self.folder, self.main = config, config.folder, main
         self.bar: tqdm | None = None
         self.meter = RateMeter()
+        self.board: SummaryWriter | None = None
+        if main:
+            _refuse_another_config(config)
         _set_up_logging(self.folder, main)
-        if not main:
-            return
-        resolved = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-        storage.write_atomic(os.path.join(self.folder, "config.yaml"), resolved.encode())
-        storage.write_atomic(os.path.join(self.folder, "versions.json"), json.dumps(versions(), indent=1).encode())
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.board = SummaryWriter(os.path.join(self.folder, "tensorboard"))
 
     @property
     def metrics_path(self) -> str:
         return os.path.join(self.folder, "metrics.jsonl")
 
+    @property
+    def bad_samples_path(self) -> str:
+        return os.path.join(self.folder, "bad_samples.jsonl")
+
     def rewind(self, total_steps: int) -> None:
-        """Forget lines after the checkpoint that training resumes from: those steps will be written again."""
-        if not self.main or not os.path.exists(self.metrics_path):
+        """Begin to write, at the checkpoint that training resumes from: what came after it will be written again."""
+        if not self.main:
             return
-        kept = [line for line in read_metrics(self.metrics_path) if line["step"] <= total_steps]
-        storage.write_atomic(self.metrics_path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        resolved = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False)
+        storage.write_atomic(os.path.join(self.folder, "config.yaml"), resolved.encode())
+        storage.write_atomic(os.path.join(self.folder, "versions.json"), json.dumps(versions(), indent=1).encode())
+        _keep_lines(self.metrics_path, lambda line: line["step"] <= total_steps and line["kind"] != "result")
+        _keep_lines(self.bad_samples_path, lambda line: line["step"] < total_steps)
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.board = SummaryWriter(os.path.join(self.folder, "tensorboard"), purge_step=total_steps + 1)
 
     def write(self, kind: str, step: int, values: dict) -> None:
         """One JSON line, and the numbers to TensorBoard."""
@@ -57,7 +69,7 @@ class RunLog:
         with open(self.metrics_path, "a", encoding="utf-8") as f:
             f.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
         for key, value in values.items():
-            if isinstance(value, int | float):
+            if self.board is not None and isinstance(value, int | float):
                 self.board.add_scalar(f"{kind}/{key}", value, step)
 
     def write_classes(self, name: str, result: RankingResult, names: list[str], ids: list[str]) -> None:
@@ -66,7 +78,7 @@ class RunLog:
 
     def write_bad_samples(self, lines: list[dict]) -> None:
         if self.main and lines:
-            with open(os.path.join(self.folder, "bad_samples.jsonl"), "a", encoding="utf-8") as f:
+            with open(self.bad_samples_path, "a", encoding="utf-8") as f:
                 f.writelines(json.dumps(line) + "\n" for line in lines)
 
     def trace(self, rank: int, step: int, shards: list[int], rows: list[int]) -> None:
@@ -98,7 +110,7 @@ class RunLog:
 
     def close(self) -> None:
         self.end_epoch()
-        if self.main:
+        if self.board is not None:
             self.board.close()
 
 
@@ -128,6 +140,26 @@ def read_metrics(path: str) -> list[dict]:
             if line.endswith("\n"):
                 lines.append(json.loads(line))
     return lines
+
+
+def _keep_lines(path: str, keep: Callable[[dict], bool]) -> None:
+    if os.path.exists(path):
+        kept = [json.dumps(line) + "\n" for line in read_metrics(path) if keep(line)]
+        storage.write_atomic(path, "".join(kept).encode())
+
+
+def _refuse_another_config(config: Config) -> None:
+    """A folder with checkpoints goes on with the config that made them; nothing of it is overwritten before that."""
+    path = os.path.join(config.folder, "config.yaml")
+    if not os.path.exists(path) or not glob.glob(os.path.join(config.folder, "checkpoints", "*", "COMMIT.json")):
+        return
+    try:
+        changed = load_config(path, []).differences(config)
+    except UserError:
+        return  # written by another version: the checkpoint's own fingerprint decides
+    if changed:
+        raise UserError(f"{config.folder} holds checkpoints made with another config ({'; '.join(changed)}). "
+                        f"Use another name=…, or remove that folder to start again.")
 
 
 def clock(seconds: float) -> str:

@@ -18,7 +18,7 @@ def lr_factor(schedule: str, step: int, total: int, warmup: int) -> float:
 
 
 def _one_cycle(step: int, total: int, warmup: int) -> float:
-    """torch's OneCycleLR with its defaults: cosine from 1/25 up to 1, then down to 1/(25e4)."""
+    """The lr of torch's OneCycleLR with its defaults: cosine from 1/25 up to 1, then down to 1/(25e4)."""
     start, end = 1 / 25, 1 / 25e4
     peak = max(1, warmup) - 1
     if step <= peak:

@@ -17,6 +17,7 @@ from data_pipelines.errors import UserError
 # name → module. A module has `run(quick, args) -> dict` (with the key "ratios") and may have `configure(parser)`.
 BENCHES = {
     "decode": "tools.bench.decode",
+    "loss": "tools.bench.loss",
     "map": "tools.bench.map",
     "state": "tools.bench.state",
 }

@@ -26,7 +26,9 @@ def top_entries(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tenso
     if size < 2:
         return torch.topk(values, k, dim=1, sorted=False)
     groups = -(-columns // size)
-    padded = F.pad(values, (0, groups * size - columns), value=-math.inf).view(rows, size, groups)
+    if groups * size > columns:
+        values = F.pad(values, (0, groups * size - columns), value=-math.inf)
+    padded = values.reshape(rows, size, groups)
     best = padded.amax(1).topk(k, dim=1, sorted=False).indices
     members = padded.gather(2, best[:, None].expand(rows, size, k)).reshape(rows, size * k)
     found, place = torch.topk(members, k, dim=1, sorted=False)
