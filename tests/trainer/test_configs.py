@@ -1,4 +1,4 @@
-"""Every shipped config parses, its method accepts its settings, and its head says the command and the number to reach."""
+"""Every shipped config parses, its method accepts its settings, its head says the command and the number to reach."""
 
 from pathlib import Path
 

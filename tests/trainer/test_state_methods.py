@@ -177,6 +177,39 @@ def test_three_epochs_of_role_equal_dense_adam_over_all_samples(source, tmp_path
     harness.state.close()
 
 
+def test_role_hands_the_best_phi_over_to_the_next_phase(source, tmp_path):
+    """LinearInit: roll back to the best epoch, replay to its last step, clamp, and start a new Adam."""
+    k, lrs = 2.5, [0.5, 0.02]
+    harness = Harness(source, tmp_path / "store", {"name": "role", "expected_positives": k, "lr": lrs})
+    z = torch.from_numpy(labels_of(source))
+    dense = torch.nn.Parameter(torch.from_numpy(harness.table("phi")).double())
+    adam = [torch.optim.Adam([dense], lr=lrs[0])]
+
+    def on_step(samples, batch, outputs, step, terms):
+        adam[0].zero_grad()
+        role_loss(dense[samples], outputs.logits.double(), z[samples], k).backward()
+        adam[0].step()
+
+    harness.epoch(0, on_step)
+    harness.state.snapshot("best")
+    best, steps = dense.detach().clone(), harness.number
+    harness.epoch(1, on_step)
+    harness.state.restore("best")
+    harness.method.end_phase(steps)
+    harness.number = 0
+    with torch.no_grad():
+        dense.copy_(best.clamp(-11.512915, 11.512915))
+    adam[0] = torch.optim.Adam([dense], lr=lrs[1])
+    harness.epoch(2, on_step, phase=1)
+    from trainer.methods import lazy_adam
+
+    tables = [torch.from_numpy(harness.table(name)).double() for name in ("phi", "phi_m", "phi_v")]
+    last = harness.table("visit")[:, 1].astype(np.int64)
+    view = lazy_adam.replay(*tables, last, harness.number, lrs[1])[0]
+    assert (view - dense.detach()).abs().max() < 2e-4
+    harness.state.close()
+
+
 def test_en_masks_are_the_exact_top_p_of_the_epochs_first_scores(source, tmp_path):
     harness = Harness(source, tmp_path / "store", {"name": "en_cl", "expected_positives": 2.4})
     z = labels_of(source)

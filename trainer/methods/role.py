@@ -129,9 +129,9 @@ class Role(Method):
             for phase, steps in enumerate(self.phase_steps, 1):
                 here = visit[:, 0] == phase
                 if here.any():
-                    chosen = torch.from_numpy(np.flatnonzero(here)).to(phi.device)
-                    moved = lazy_adam.replay(phi[chosen], m[chosen], v[chosen], visit[here, 1], steps, self.lr(phase - 1))
-                    phi[chosen] = moved[0]
+                    at = torch.from_numpy(np.flatnonzero(here)).to(phi.device)
+                    moved = lazy_adam.replay(phi[at], m[at], v[at], visit[here, 1], steps, self.lr(phase - 1))
+                    phi[at] = moved[0]
         phi = self._handed_over(phi, visit, step)
         old = torch.from_numpy(visit[:, 0] != step.phase + 1).to(phi.device)[:, None]
         m, v = torch.where(old, 0.0, m), torch.where(old, 0.0, v)
