@@ -1,0 +1,117 @@
+"""CSL's loss at OpenImages size, forward and backward on one thread, against torch's fused binary cross-entropy.
+
+Ratios (CSL's time ÷ binary cross-entropy's; both start from float32 logits and the batch's int8 labels):
+  csl_vs_bce          selective with the K likeliest unknown entries of each image ignored (the paper)
+  csl_batch_vs_bce    with the K·B likeliest of the batch ignored (the released code)
+  csl_vs_float_bce    the first again, against cross-entropy whose float32 targets are ready made
+  topk_vs_ours        torch.topk's time ÷ ours for the selection alone
+Times are the best of many alternating repeats: other programs can only add to them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from data_pipelines.errors import UserError
+from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from data_pipelines.stream import Batch
+from trainer.methods import build_method
+from trainer.methods.base import Method, Outputs, Step, Task, positive
+from trainer.methods.top_entries import top_entries
+from trainer.world import World
+
+# The paper's OpenImages settings.
+_CSL = {"name": "csl", "gamma_positive": 1, "gamma_negative": 2, "gamma_unknown": 7}
+_ANNOTATED = 10  # known entries of an image, half of them positive
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch", type=int, default=64, help="images (default 64)")
+    parser.add_argument("--classes", type=int, default=9600, help="classes (default 9600)")
+    parser.add_argument("--top", type=int, default=200, help="K, entries ignored per image (default 200)")
+    parser.add_argument("--repeats", type=int, help="of each measurement (default 400, quick: 100)")
+
+
+def run(quick: bool, args: argparse.Namespace) -> dict:
+    repeats = args.repeats or (100 if quick else 400)
+    for flag in ("batch", "classes", "top"):
+        if getattr(args, flag) < 1:
+            raise UserError(f"--{flag} {getattr(args, flag)}: give a number above 0.")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        times = measure(calls(args.batch, args.classes, args.top), repeats)
+    finally:
+        torch.set_num_threads(before)
+    for name, seconds in times.items():
+        print(f"{name:<10} {seconds * 1e3:7.2f} ms", flush=True)
+    return {
+        "ratios": {
+            "csl_vs_bce": round(times["csl"] / times["bce"], 2),
+            "csl_batch_vs_bce": round(times["csl_batch"] / times["bce"], 2),
+            "csl_vs_float_bce": round(times["csl"] / times["float_bce"], 2),
+            "topk_vs_ours": round(times["topk"] / times["ours"], 2),
+        },
+        "milliseconds": {name: round(seconds * 1e3, 3) for name, seconds in times.items()},
+        "batch": args.batch, "classes": args.classes, "top": args.top, "repeats": repeats, "threads": 1,
+    }
+
+
+def calls(rows: int, classes: int, top: int) -> dict[str, Callable[[], object]]:
+    """What is measured, by name."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(rows, classes, generator=generator) * 2 - 4
+    labels = torch.full((rows, classes), UNKNOWN, dtype=torch.int8)
+    known = torch.randint(classes, (rows, _ANNOTATED), generator=generator)
+    labels.scatter_(1, known[:, ::2], POSITIVE).scatter_(1, known[:, 1::2], NEGATIVE)
+    batch = Batch(logits, labels, np.zeros(rows, np.int64), np.arange(rows), torch.zeros(rows, 4),
+                  torch.zeros(rows, dtype=torch.bool))
+    counts = np.zeros(classes, np.int64)
+    task = Task(classes, rows, counts, counts, fully_annotated=False)
+    step = Step(_world_of_one(), rows, 0, 1)
+    targets = positive(labels).float()
+
+    def cross_entropy(make_targets: Callable[[], torch.Tensor]) -> None:
+        leaf = logits.clone().requires_grad_()
+        F.binary_cross_entropy_with_logits(leaf, make_targets()).backward()
+
+    def ours(method: Method) -> None:
+        leaf = logits.clone().requires_grad_()
+        (method.loss(Outputs(leaf), batch, step).per_sample.sum() / step.samples).backward()
+
+    per_image = build_method({**_CSL, "top": top}, task)
+    of_batch = build_method({**_CSL, "top": top, "budget": "batch"}, task)
+    return {
+        "bce": lambda: cross_entropy(lambda: positive(labels).float()),
+        "float_bce": lambda: cross_entropy(lambda: targets),
+        "csl": lambda: ours(per_image),
+        "csl_batch": lambda: ours(of_batch),
+        "topk": lambda: torch.topk(logits, min(top, classes), sorted=False),
+        "ours": lambda: top_entries(logits, top),
+    }
+
+
+def measure(subjects: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Seconds of the fastest call of each; the subjects take turns, so that a busy machine slows them all."""
+    best = dict.fromkeys(subjects, float("inf"))
+    for repeat in range(repeats + 3):
+        for name, call in subjects.items():
+            start = time.perf_counter()
+            call()
+            if repeat >= 3:  # the first ones warm up caches and the allocator
+                best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def _world_of_one() -> World:
+    """The real thing, over an in-memory store."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return World(torch.device("cpu"), 60)
