@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 from state_conformance import SEED, Conformance
-from state_samples import FIELDS, INITIALS, ROWS, initial_state, naive_counts
+from state_samples import FIELDS, INITIALS, ROWS, assert_same, initial_state, naive_counts
 
 import state_store
 from data_pipelines.errors import UserError
@@ -61,6 +61,25 @@ class TestDisk(Conformance):
         again = pickle.loads(pickle.dumps(store))
         assert again.snapshots() == []
         assert again.schema.differences(store.schema) == []
+
+    def test_exchanges_without_commit_leave_nothing_behind(self, store):
+        """Versions that were exchanged, superseded and never committed are gone after the next commit, not at the next
+        launch; so are those whose snapshots were deleted under a running session."""
+        state = initial_state(SEED)
+        with self.open(store) as session:
+            for epoch in range(3):
+                self.train(session, state, epoch)
+                session.adopt([session.prepare(durable=False)])
+            session.snapshot("a")
+            assert store.orphans() == []
+            self.train(session, state, 3)
+            session.snapshot("b")
+            session.collect([])
+            for epoch in (4, 5):
+                self.train(session, state, epoch, order=list(range(len(ROWS))))
+            session.snapshot("c")
+            assert store.orphans() == []
+            assert_same(session, state)
 
     def test_clean_shards_are_not_written(self, store):
         """Leasing without scattering writes nothing."""
