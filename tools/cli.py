@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 
 from data_pipelines.errors import UserError
@@ -15,6 +16,7 @@ COMMANDS = {
     "annotate": ("tools.annotate", "simulate partial annotation as a new label sidecar over the same shards"),
     "state": ("tools.state", "list, verify, export, reshard and migrate the per-sample state of a run"),
     "heatmaps": ("tools.heatmaps", "draw the running heatmaps of training images"),
+    "methods": ("tools.methods", "list the methods: paper, per-sample state, needs, settings and defaults"),
     "bench": ("tools.bench", "measure speed and quality; the last line is one JSON object"),
 }
 
@@ -40,6 +42,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"lacuna {argv[0]}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # `lacuna … | head`: nobody reads the rest
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

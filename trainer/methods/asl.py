@@ -29,6 +29,8 @@ class AslSettings(Settings):
 
 
 class Asl(Method):
+    """Focal losses with exponents of their own for positives and the rest, and a margin that frees the rest."""
+
     paper = "Ridnik et al., Asymmetric Loss for Multi-Label Classification, ICCV 2021"
     settings_type = AslSettings
 

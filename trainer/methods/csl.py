@@ -39,8 +39,11 @@ class CslSettings(Settings):
     gamma_unknown: float = Field(2.0, ge=0)
     """γᵘ (OpenImages 7, COCO 4)."""
     alpha_positive: float = Field(1.0, ge=0)
+    """α⁺, weight of positives."""
     alpha_negative: float = Field(1.0, ge=0)
+    """α⁻, weight of verified negatives."""
     alpha_unknown: float = Field(1.0, ge=0)
+    """αᵘ, weight of unknown entries."""
     clip: float = Field(0.0, ge=0, lt=1)
     """Added to 1 − p of entries that are not positive: those with p below it have no loss."""
     top: int = Field(5, ge=0)
@@ -48,7 +51,8 @@ class CslSettings(Settings):
     budget: Literal["per_image", "batch"] = "per_image"
     """per_image: K of each image (the paper); batch: K·B of the global batch, wherever they are (the released code)."""
     prior: str | None = None
-    """File of class priors (`lacuna prior` makes one); without it, selective goes by likelihood alone."""
+    """File of class priors, .csv or .json: a class's mean probability under a model that was trained with `ignore`.
+    Without it, selective goes by likelihood alone."""
     prior_threshold: float = Field(0.05, ge=0, le=1)
     """η: unknown entries of classes with a higher prior are ignored; 0 = off (COCO with the authors' prior: 0.5)."""
     soft_prior: float = Field(0.0, ge=0)
@@ -64,6 +68,10 @@ class CslSettings(Settings):
 
 
 class Csl(Method):
+    """P-ASL: focal losses with exponents of their own for positives, negatives and unknown entries. In `selective`
+    mode unknown entries are negatives, unless this image's prediction or the class's prior says that they may not be.
+    """
+
     paper = ("Ben-Baruch et al., Multi-label Classification with Partial Annotations using Class-aware Selective "
              "Loss, CVPR 2022")
     settings_type = CslSettings
@@ -71,11 +79,14 @@ class Csl(Method):
 
     def __init__(self, settings: CslSettings, task: Task):
         super().__init__(settings, task)
-        # Only the released code's budget looks across images.
-        self.batch_coupled = settings.mode == "selective" and settings.budget == "batch"  # type: ignore[misc]
         self.prior: torch.Tensor | None = None
         if settings.prior is not None:
             self.prior = torch.from_numpy(read_prior(settings.prior, task.classes)).float()
+
+    @property
+    def batch_coupled(self) -> bool:  # type: ignore[override]
+        """Only the released code's budget looks across images."""
+        return self.settings.mode == "selective" and self.settings.budget == "batch"
 
     def state(self) -> dict[str, torch.Tensor]:
         return {} if self.prior is None else {"prior": self.prior}

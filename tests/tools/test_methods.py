@@ -1,0 +1,46 @@
+"""Proves that `lacuna methods` lists every method with its paper, state, needs and documented settings."""
+
+from __future__ import annotations
+
+import json
+
+from tools.cli import main
+from trainer.methods import METHODS
+
+
+def entries(capsys):
+    assert main(["methods", "--json"]) == 0
+    return {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+
+
+def test_every_method_is_described(capsys):
+    found = entries(capsys)
+    assert list(found) == list(METHODS)
+    for name, entry in found.items():
+        assert entry["paper"], name
+        assert set(entry["bytes_per_sample"]) == {"80", "1000", "9600"}
+        assert bool(entry["state"]) == (entry["bytes_per_sample"]["80"] > 0)
+        for setting in entry["settings"]:
+            assert setting["about"], f"{name}.{setting['name']} has no docstring"
+
+
+def test_what_is_said_about_some(capsys):
+    found = entries(capsys)
+    assert found["csl"]["state"] == []
+    assert {s["name"]: s["default"] for s in found["csl"]["settings"]}["gamma_unknown"] == 2.0
+    assert any("global batch" in need for need in found["ll_r"]["needs"])
+    assert found["ls"]["needs"] == ["the setting temperature"]
+    assert found["role"]["bytes_per_sample"]["1000"] >= 12_000  # φ and its two moments
+    assert found["bce"]["needs"] == ["full labels"]
+
+
+def test_text_and_unknown_names(capsys):
+    assert main(["methods"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n{name}\n" in "\n" + text for name in METHODS)
+    assert max(map(len, text.splitlines())) <= 120
+    assert main(["methods", "ls"]) == 0
+    text = capsys.readouterr().out
+    assert "temperature (required)" in text
+    assert main(["methods", "csll"]) == 2
+    assert "did you mean 'csl'" in capsys.readouterr().err

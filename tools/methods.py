@@ -1,0 +1,117 @@
+"""Every method: its paper, what it remembers about each sample, what it needs, and its settings.
+
+  lacuna methods              all of them, with settings and defaults
+  lacuna methods csl ll_r     these, with what each setting means
+  lacuna methods --json       the same for programs
+Bytes per sample are before compression; score maps are counted for images of 448 pixels (a 14 × 14 grid).
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import inspect
+import json
+import textwrap
+from typing import Any
+
+import numpy as np
+
+from data_pipelines.errors import UserError
+from trainer.config import validated
+from trainer.methods import METHODS
+from trainer.methods.base import Method, Task
+
+_CLASSES = (80, 1000, 9600)
+_GRID = 14
+_WIDTH = 116
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these, in detail")
+    parser.add_argument("--json", action="store_true", help="one JSON list instead of text")
+
+
+def run(args: argparse.Namespace) -> None:
+    for name in args.names:
+        if name not in METHODS:
+            close = difflib.get_close_matches(name, METHODS, 1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise UserError(f"no method {name!r}; {hint}there are: {', '.join(METHODS)}.")
+    entries = [describe(name) for name in args.names or METHODS]
+    if args.json:
+        print(json.dumps(entries, indent=1, ensure_ascii=False))
+    else:
+        print("\n".join(as_text(entry, detailed=bool(args.names)) for entry in entries))
+
+
+def describe(name: str) -> dict[str, Any]:
+    """What `--json` prints about one method."""
+    kind = METHODS[name]
+    method = example(name, _CLASSES[0])
+    return {
+        "name": name,
+        "paper": kind.paper,
+        "about": " ".join((kind.__doc__ or "").split()),
+        "state": [{"field": f.name, "dtype": f.dtype, "shape_at_80_classes": list(f.shape)} for f in method.fields()],
+        "bytes_per_sample": {str(n): sum(f.row_bytes for f in example(name, n).fields()) for n in _CLASSES},
+        "needs": needs(name, method),
+        "settings": settings_of(kind),
+        "module": inspect.getmodule(kind).__name__,  # type: ignore[union-attr]
+    }
+
+
+def example(name: str, classes: int) -> Method:
+    """An instance for asking questions; settings without a default are 1, which no field's shape depends on."""
+    kind = METHODS[name]
+    required = {key: 1 for key, field in kind.settings_type.model_fields.items() if field.is_required()}
+    ones = np.ones(classes, np.int64)
+    task = Task(classes, 1, ones, ones, fully_annotated=True, grid=_GRID, val_positives=1.0)
+    return kind(validated(kind.settings_type, {**required, "name": name}, f"method {name!r}"), task)
+
+
+def needs(name: str, method: Method) -> list[str]:
+    found = [text for wanted, text in (
+        (method.needs_full_labels, "full labels"),
+        (name in ("iu", "iun"), "verified negatives"),
+        (method.needs_maps, "score maps (images, not feature shards)"),
+        (method.batch_coupled, "the whole global batch at once (no gradient accumulation)"),
+    ) if wanted]
+    return found + [f"the setting {s['name']}" for s in settings_of(type(method)) if s["required"]]
+
+
+def settings_of(kind: type[Method]) -> list[dict[str, Any]]:
+    return [{"name": key, "default": None if field.is_required() else field.get_default(call_default_factory=True),
+             "required": field.is_required(), "about": " ".join((field.description or "").split())}
+            for key, field in kind.settings_type.model_fields.items() if key != "name"]
+
+
+def as_text(entry: dict[str, Any], detailed: bool) -> str:
+    settings = ", ".join(s["name"] if s["required"] else f"{s['name']}={_plain(s['default'])}"
+                         for s in entry["settings"])
+    rows = [("paper", entry["paper"]), ("state", _state(entry)), ("needs", ", ".join(entry["needs"])),
+            ("settings", settings if not detailed else "")]
+    if detailed:
+        rows.insert(1, ("about", entry["about"]))
+    lines = [entry["name"]]
+    for title, text in rows:
+        if text or not (detailed and title == "settings"):
+            lines += textwrap.wrap(text or "–", _WIDTH, initial_indent=f"  {title:<9} ", subsequent_indent=" " * 12)
+    if detailed:
+        for s in entry["settings"]:
+            value = "(required)" if s["required"] else f"= {_plain(s['default'])}"
+            lines.append(f"  {s['name']} {value}")
+            lines += textwrap.wrap(s["about"], _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines) + "\n"
+
+
+def _plain(value: Any) -> str:
+    return "none" if value is None else json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def _state(entry: dict[str, Any]) -> str:
+    if not entry["state"]:
+        return ""
+    fields = ", ".join(f"{f['field']} {f['dtype']}" for f in entry["state"])
+    sizes = ", ".join(f"{count:,} B at L = {n}" for n, count in entry["bytes_per_sample"].items())
+    return f"{fields}: per sample {sizes}"
