@@ -79,3 +79,9 @@ def feature_width(source: ShardSource) -> int:
 
 def autocast(config: Config, world: World) -> torch.autocast:
     return torch.autocast(world.device.type, dtype=torch.bfloat16, enabled=config.train.precision == "bf16")
+
+
+def describe(summary: dict) -> str:
+    """Both empty-class rules and how many classes each counts: means of different sets are not comparable."""
+    return (f"mAP {summary['map_skip_empty']:.2f} over {summary['map_skip_empty_classes']:.0f} classes with positives "
+            f"({summary['map']:.2f} over all {summary['map_classes']:.0f}, empty ones as 0)")

@@ -1,0 +1,256 @@
+"""One phase of training, with the loop: batch → state → forward → loss → step → state → log → checkpoint → evaluate."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from data_pipelines.augment import Augment
+from data_pipelines.errors import UserError
+from data_pipelines.hashing import mix
+from data_pipelines.plan import EpochPlan
+from data_pipelines.stream import Batch, EpochStream, SampleMaker
+from trainer.checkpoint import Checkpoint, Position, load_engine, load_method_state, needs_conversion
+from trainer.durations import to_steps
+from trainer.engine import BatchSplit, build_engine, set_lr, zero_stage
+from trainer.evaluate import autocast, describe, evaluate, feature_width
+from trainer.methods.base import Outputs, Step
+from trainer.schedules import lr_factor
+
+if TYPE_CHECKING:
+    from trainer.loop import Run
+
+log = logging.getLogger("lacuna")
+
+
+class Phase:
+    """One optimisation stage: its engine, weight EMA and epoch plans."""
+
+    def __init__(self, run: Run, number: int, checkpoint: Checkpoint | None):
+        self.run, self.number, self.config = run, number, run.config.phases[number]
+        world, train_config = run.world, run.config.train
+        self.zero_stage = zero_stage(run.config, self.config)
+        if checkpoint and checkpoint.zero_stage != self.zero_stage:
+            raise UserError(f"train.deepspeed asks for ZeRO stage {self.zero_stage}, but {checkpoint.folder} was "
+                            f"written with stage {checkpoint.zero_stage}. Resume with that stage.")
+        self.split = BatchSplit.of(self.config.batch, train_config.micro_batch, world.size)
+        if run.method.batch_coupled and self.split.pieces > 1:
+            raise UserError(f"method.name = {run.config.method['name']!r} has a term over the whole global batch, "
+                            f"which train.micro_batch = {train_config.micro_batch} would cut into {self.split.pieces}. "
+                            "Use micro_batch=0, more ranks, or a smaller phase batch.")
+        universal = checkpoint is not None and needs_conversion(checkpoint, world)
+        self.engine, self.base_lr = build_engine(run.model, run.config, self.config, world, universal)
+        self.ema = copy.deepcopy(run.model).eval() if train_config.ema_decay else None
+        if checkpoint:
+            load_engine(self.engine, checkpoint, world)
+            run.method.load_state(load_method_state(checkpoint))
+            if self.ema is not None:
+                self.ema.load_state_dict(checkpoint.weights())
+        source = run.sources["train"]
+        self.plans = [EpochPlan(source.rows, mix(run.config.seed, number), epoch, run.config.data.streams,
+                                self.config.batch, run.config.data.open_shards) for epoch in range(self.config.epochs)]
+        self.total = sum(plan.steps for plan in self.plans)
+        self._epochs_before = sum(phase.epochs for phase in run.config.phases[:number])
+        self.sums = torch.zeros(3, dtype=torch.float64, device=world.device)  # loss: interval, epoch; bad samples
+
+    def train(self, position: Position) -> Position:
+        """From the given position to the end of the phase (or the stop); the position reached."""
+        if position.epoch_sums:
+            self._restore_sums(position)
+        for epoch in range(position.epoch, self.config.epochs):
+            if position.step == 0:
+                self.run.method.begin_epoch(self.number, self._epochs_before + epoch, self.run.state)
+                self.sums[1:] = 0
+            position = self._train_epoch(position)
+            if not self.run.stop.agreed:
+                position = self._end_epoch(position)
+            if self.run.stop.agreed:
+                break
+        return position
+
+    def _train_epoch(self, position: Position) -> Position:
+        """The loop."""
+        run, plan = self.run, self.plans[position.epoch]
+        every = to_steps(run.config.train.checkpoint_every, plan.steps, self.total)
+        run.run_log.begin_epoch(f"{self.config.name} epoch {position.epoch + 1}/{self.config.epochs}", plan.steps,
+                                position.step)
+        run.model.train()
+        if run.state:
+            run.state.begin_epoch(plan, position.step, self._epochs_before + position.epoch)
+        started, waited, seen = time.monotonic(), 0.0, 0
+        with self._stream(plan, position) as stream:
+            batches = iter(stream)
+            for step in range(position.step, plan.steps):
+                before = time.monotonic()
+                batch = next(batches)
+                waited += time.monotonic() - before
+                samples, stop = self._step(batch, position)
+                seen += samples
+                position = position.advanced(step=step + 1, total_steps=position.total_steps + 1)
+                run.watchdog.beat(f"{self.config.name} epoch {position.epoch + 1} step {step + 1}")
+                report = position.total_steps % run.config.train.log_every == 0
+                text = self._report(position, seen, time.monotonic() - started, waited) if report else ""
+                run.run_log.progress(text, report)
+                if report:
+                    started, waited, seen = time.monotonic(), 0.0, 0
+                last = step + 1 == plan.steps
+                if (stop or position.total_steps % every == 0) and not last:
+                    self._save(position)
+                if stop and not last:
+                    run.stop.agreed = True
+                    break
+        run.run_log.end_epoch()
+        return position
+
+    def _stream(self, plan: EpochPlan, position: Position) -> EpochStream:
+        run, data, world = self.run, self.run.config.data, self.run.world
+        source = run.sources["train"]
+        augment = None
+        if source.index.kind == "image":
+            augment = Augment(data.image_size, **data.augment.model_dump())
+        maker = SampleMaker(augment, plan.seed, plan.epoch, feature_width(source))
+        return EpochStream(source, plan, plan.rank_streams(world.rank, world.size), maker, start_step=position.step,
+                           workers=data.workers, prefetch=data.prefetch, pin=world.device.type == "cuda")
+
+    def _step(self, batch: Batch, position: Position) -> tuple[int, bool]:
+        """One optimizer step; (samples of the global batch, whether any rank was asked to stop)."""
+        run, world = self.run, self.run.world
+        torch.manual_seed(mix(run.config.seed, position.total_steps, world.rank))  # dropout, the same after a resume
+        counted, stop, bad = world.sum_counts(len(batch), run.stop.asked, len(batch.bad))
+        self._note_bad(batch, int(bad), position)
+        if run.config.train.trace_samples:
+            run.run_log.trace(world.rank, position.total_steps + 1, batch.shards.tolist(), batch.rows.tolist())
+        done = sum(p.steps for p in self.plans[: position.epoch]) + position.step
+        warmup = to_steps(self.config.warmup, self.plans[0].steps, self.total)
+        factor = lr_factor(self.config.schedule, done, self.total, warmup)
+        set_lr(self.engine, self.base_lr, factor)
+        step = Step(world, max(1, int(counted)), position.epoch, self.config.epochs, self.number, done, factor)
+        if run.state:
+            run.state.begin_step()
+        for piece in range(self.split.pieces):
+            micro = batch.narrow(piece * self.split.micro, (piece + 1) * self.split.micro)
+            if run.state:
+                step = replace(step, state=run.state.rows(micro))
+            terms = run.method.loss(self._forward(micro), micro, step)
+            share = terms.per_sample.sum() / step.samples
+            coupled = torch.zeros((), device=world.device) if terms.coupled is None else terms.coupled
+            # DeepSpeed averages gradients over ranks and pieces; the global loss is a sum of shares.
+            self.engine.backward(self.split.pieces * world.size * share + coupled)
+            self.engine.step()
+            if step.state:
+                step.state.write(terms.rows)
+            self.sums[:2] += share.detach().double() + coupled.detach().double() / world.size
+        if run.state:
+            run.state.end_step()
+        if self.ema is not None:
+            update_ema(self.ema, run.model, run.config.train.ema_decay)
+        return int(counted), bool(stop)
+
+    def _forward(self, micro: Batch) -> Outputs:
+        """Logits of a micro-batch; an empty one costs a dummy forward, so that every rank takes part in the step."""
+        run, device = self.run, self.run.world.device
+        empty = len(micro) == 0
+        inputs = micro.inputs.new_zeros((1, *micro.inputs.shape[1:])) if empty else micro.inputs
+        if run.config.train.channels_last and inputs.ndim == 4:
+            inputs = inputs.to(memory_format=torch.channels_last)
+        if empty:
+            run.model.eval()  # BatchNorm must not see the dummy
+        with autocast(run.config, run.world):
+            logits, maps = self.engine(inputs.to(device, non_blocking=True), with_maps=run.method.needs_maps)
+        if empty:
+            run.model.train()
+            logits, maps = logits[:0], None if maps is None else maps[:0]
+        micro.labels = micro.labels.to(device, non_blocking=True)
+        return Outputs(logits, maps)
+
+    def _note_bad(self, batch: Batch, bad_everywhere: int, position: Position) -> None:
+        if bad_everywhere == 0:
+            return
+        run = self.run
+        found = [{"step": position.total_steps, **vars(b)} for rank in run.world.gather(batch.bad) for b in rank]
+        run.run_log.write_bad_samples(found)
+        self.sums[2] += bad_everywhere
+        allowed = run.config.data.max_bad_fraction * float(self.plans[position.epoch].stream_samples.sum())
+        if self.sums[2].item() > allowed:
+            first = found[0]
+            raise UserError(
+                f"{int(self.sums[2].item())} samples of this epoch could not be decoded, more than "
+                f"data.max_bad_fraction = {run.config.data.max_bad_fraction} allows; the last: {first['key']!r} in "
+                f"{first['shard']} ({first['reason']}). All are listed in {run.config.folder}/bad_samples.jsonl; "
+                "repair them (`lacuna shards check` finds them all) or raise data.max_bad_fraction."
+            )
+
+    def _report(self, position: Position, seen: int, seconds: float, waited: float) -> str:
+        steps = self.run.config.train.log_every
+        loss = self.run.world.sum_counts(float(self.sums[0]))[0] / steps
+        self.sums[0] = 0
+        lr = self.engine.optimizer.param_groups[0]["lr"]
+        self.run.run_log.write("train", position.total_steps, {
+            "phase": self.config.name, "epoch": position.epoch, "loss": loss, "lr": lr,
+            "samples_per_second": seen / max(seconds, 1e-9), "data_wait_seconds": waited,
+        })
+        if not torch.isfinite(torch.tensor(loss)):
+            raise UserError(f"the loss is {loss} at step {position.total_steps}: lower the lr of phase "
+                            f"{self.config.name!r} or set train.clip_norm.")
+        return f"{self.config.name} epoch {position.epoch + 1} step {position.step} loss {loss:.4f} lr {lr:.2e}"
+
+    def _end_epoch(self, position: Position) -> Position:
+        """Evaluate, remember the best, and write the epoch's checkpoint."""
+        run = self.run
+        if run.state:
+            run.state.end_epoch()
+        loss = run.world.sum_counts(float(self.sums[1]))[0] / max(1, self.plans[position.epoch].steps)
+        values: dict = {"phase": self.config.name, "epoch": position.epoch, "loss": loss, "bad": int(self.sums[2])}
+        best = position.best_score
+        last = position.epoch + 1 == self.config.epochs
+        summary: dict = {}
+        if "val" in run.sources and ((position.epoch + 1) % run.config.train.eval_every == 0 or last):
+            result = evaluate(self.ema or run.model, run.sources["val"], run.config, run.world, run.watchdog, "val")
+            summary = result.summary()
+            values |= {f"val_{key}": value for key, value in summary.items()}
+            if best is None or summary["map_skip_empty"] > best:
+                position = position.advanced(best_score=summary["map_skip_empty"], best_step=position.total_steps)
+                index = run.sources["val"].index
+                run.run_log.write_classes("val", result, index.classes, index.class_ids)
+        shown = ", val " + describe(summary) if summary else ""
+        log.info("%s epoch %d/%d: loss %.4f%s", self.config.name, position.epoch + 1, self.config.epochs, loss, shown)
+        run.run_log.write("epoch", position.total_steps, values)
+        position = position.advanced(epoch=position.epoch + 1, step=0, epoch_sums={})
+        self._save(position)
+        run.stop.agreed = run.world.sum_counts(run.stop.asked)[0] > 0
+        return position
+
+    def _save(self, position: Position) -> None:
+        parts = {f"{rank}": sums for rank, sums in enumerate(self.run.world.gather(self.sums.tolist()))}
+        if position.step:
+            position = position.advanced(epoch_sums=parts)
+        self.run.checkpoints.save(self.engine, self.ema, self.run.method.state(), position, self.zero_stage,
+                                  self.run.state)
+        self.run.watchdog.beat("checkpoint")
+
+    def _restore_sums(self, position: Position) -> None:
+        """Each rank its own part; with another number of ranks, rank 0 takes the total."""
+        parts, world = position.epoch_sums, self.run.world
+        if len(parts) == world.size:
+            mine = torch.tensor(parts[str(world.rank)], dtype=torch.float64)
+        else:
+            mine = torch.tensor(list(parts.values()), dtype=torch.float64).sum(0) * float(world.main)
+        bad = torch.tensor(list(parts.values()), dtype=torch.float64)[0, 2]
+        mine[2] = bad
+        self.sums.copy_(mine)
+
+    def close(self) -> None:
+        self.engine.destroy()
+
+
+def update_ema(ema: torch.nn.Module, model: torch.nn.Module, decay: float) -> None:
+    with torch.no_grad():
+        for average, weight in zip(ema.parameters(), model.parameters(), strict=True):
+            average.lerp_(weight, 1 - decay)
+        for copied, buffer in zip(ema.buffers(), model.buffers(), strict=True):
+            copied.copy_(buffer)
