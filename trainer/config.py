@@ -138,7 +138,7 @@ class TrainConfig(Section):
     """Write which samples every step saw to trace/rank-N.jsonl."""
     state_url: str | None = None
     """Where per-sample state lives (folder or fsspec URL); default: the run folder's state/."""
-    state_budget_mb: int = Field(1024, gt=0)
+    state_budget_mb: float = Field(1024, gt=0)
     """RAM per rank for per-sample state."""
     timeout_seconds: float = Field(600, gt=0)
     """A rank that makes no progress for so long is named and the launch ends."""

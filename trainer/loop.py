@@ -57,7 +57,7 @@ def train(run: Run) -> dict | None:
     if checkpoint:
         log.info("resuming from %s", checkpoint.folder)
     run.run_log.rewind(position.total_steps)
-    _open_state(run, checkpoint)
+    open_state(run, checkpoint)
     for number in range(position.phase, len(run.config.phases)):
         phase = Phase(run, number, checkpoint)
         position = phase.train(position)
@@ -82,13 +82,14 @@ def _take_best(run: Run, position: Position) -> None:
         run.state.restore(best.name)
 
 
-def _open_state(run: Run, checkpoint: Checkpoint | None) -> None:
+def open_state(run: Run, checkpoint: Checkpoint | None) -> None:
     """The store of the method's fields, at the checkpoint's snapshot or at the initial values."""
     if not run.method.fields():
         return
     url = run.config.train.state_url or os.path.join(run.config.folder, "state")
-    run.state = SampleState(url, run.method, run.sources["train"], run.world, run.config.train.state_budget_mb << 20,
-                            run.config.seed, checkpoint.name if checkpoint else None)
+    budget = int(run.config.train.state_budget_mb * 2**20)
+    run.state = SampleState(url, run.method, run.sources["train"], run.world, budget, run.config.seed,
+                            checkpoint.name if checkpoint else None)
     # Snapshots after the checkpoint belong to steps that will be taken again.
     names = [entry.name for entry in run.state.store.snapshots()]
     run.state.collect([name for name in names if checkpoint and name <= checkpoint.name])

@@ -20,6 +20,7 @@ BENCHES = {
     "loss": "tools.bench.loss",
     "map": "tools.bench.map",
     "state": "tools.bench.state",
+    "tax": "tools.bench.tax",
 }
 
 

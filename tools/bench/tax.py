@@ -1,0 +1,174 @@
+"""What per-sample state costs a training step: step time of a method ÷ AN's, same model, state out of core.
+
+Ratios (ResNet-18 at 64 px, L = 1000, one torch thread, RAM budget at most a quarter of the state):
+  role, en_cl, en_scl     whole step of the method (en_scl with top-10 heatmaps) ÷ whole step of AN
+  role_state, en_cl_state, en_scl_state   1 + time in state calls (lease, gather, scatter, release) ÷ step of AN
+Methods take turns step by step, so that other load on the machine hits all alike; medians of all steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+
+from data_pipelines.labels import UNKNOWN, SparseLabels
+from data_pipelines.packing import Layout, pack
+from data_pipelines.readers import Dataset, Sample
+from data_pipelines.stream import Batch
+from trainer import world as worlds
+from trainer.assemble import build_run
+from trainer.checkpoint import Position
+from trainer.config import parse_config
+from trainer.loop import Run, open_state
+from trainer.phase import Phase
+from trainer.sample_state import SampleState, StateRows
+
+_METHODS: dict[str, dict] = {
+    "an": {"name": "an"},
+    "role": {"name": "role", "expected_positives": 1.2},
+    "en_cl": {"name": "en_cl", "expected_positives": 1.2},
+    "en_scl": {"name": "en_scl", "expected_positives": 1.2, "top_k": 10},
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch", type=int, default=32, help="images a step (default 32)")
+    parser.add_argument("--classes", type=int, default=1000, help="classes (default 1000)")
+    parser.add_argument("--seconds", type=float, help="of measurement (default 120, quick: 25)")
+
+
+def run(quick: bool, args: argparse.Namespace) -> dict:
+    seconds = args.seconds or (25 if quick else 120)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="lacuna-tax-") as folder:
+        joined = worlds.start(600)
+        watchdog = worlds.Watchdog(joined, 600)
+        _make_data(folder, args.classes, 1024 if quick else 4096)
+        racers = [Racer(folder, name, args.batch, joined, watchdog) for name in _METHODS]
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            for racer in racers:
+                racer.step()
+        watchdog.stop()
+        report = _report(racers)
+        for racer in racers:
+            racer.close()
+    return report
+
+
+def _report(racers: list[Racer]) -> dict:
+    base = float(np.median(racers[0].whole[2:]))
+    ratios = {}
+    for racer in racers[1:]:
+        ratios[racer.name] = round(float(np.median(racer.whole[2:])) / base, 3)
+        ratios[racer.name + "_state"] = round(1 + float(np.median(racer.inside[2:])) / base, 3)
+    budgets = {r.name: round(r.budget_share, 3) for r in racers[1:]}
+    return {"ratios": ratios, "an_step_ms": round(base * 1e3, 1), "steps": len(racers[0].whole),
+            "budget_over_state": budgets}
+
+
+class _Timed:
+    """The state, or a batch's rows of it, with a clock around every call."""
+
+    def __init__(self, inner: SampleState | StateRows, clock: list[float]):
+        self.inner, self.clock = inner, clock
+
+    def __getattr__(self, name: str):
+        def call(*args):
+            began = time.perf_counter()
+            result = getattr(self.inner, name)(*args)
+            self.clock[0] += time.perf_counter() - began
+            return _Timed(result, self.clock) if isinstance(result, StateRows) else result
+        return call
+
+
+class Racer:
+    """One method's run, advanced step by step."""
+
+    def __init__(self, folder: str, name: str, batch: int, world: worlds.World, watchdog: worlds.Watchdog):
+        self.name, self.budget_share = name, 0.0
+        self.whole: list[float] = []
+        self.inside: list[float] = []
+        config = _config(folder, name, batch)
+        self.run: Run = build_run(config, world, watchdog)
+        per_row = sum(field.row_bytes for field in self.run.method.fields())
+        if per_row:
+            total = per_row * int(self.run.sources["train"].rows.sum())
+            self.budget_share = 0.25
+            budget = total * self.budget_share / 2**20
+            self.run.config = config.model_copy(
+                update={"train": config.train.model_copy(update={"state_budget_mb": budget})})
+            open_state(self.run, None)
+        self.phase = Phase(self.run, 0, None)
+        self.state, self.clock = self.run.state, [0.0]
+        self.epoch, self.position = 0, Position()
+        self.batches: Iterator[Batch] = iter(())
+
+    def step(self) -> None:
+        batch = next(self.batches, None)
+        if batch is None:
+            batch = self._next_epoch()
+        self.clock[0] = 0.0
+        if self.state:
+            self.run.state = _Timed(self.state, self.clock)  # type: ignore[assignment]
+        began = time.perf_counter()
+        self.phase._step(batch, self.position)
+        self.whole.append(time.perf_counter() - began)
+        self.inside.append(self.clock[0])
+
+    def _next_epoch(self) -> Batch:
+        state = self.state
+        if state and self.epoch:
+            state.end_epoch()
+        self.epoch += 1
+        plan = self.phase.plans[self.epoch]
+        self.run.method.begin_epoch(0, self.epoch, state)
+        if state:
+            state.begin_epoch(plan, 0, self.epoch)
+        self.run.model.train()
+        self.batches = iter(self.phase._stream(plan, Position(epoch=self.epoch)))
+        return next(self.batches)
+
+    def close(self) -> None:
+        if self.state:
+            self.state.close()
+        self.run.run_log.close()
+
+
+def _config(folder: str, name: str, batch: int):
+    return parse_config({
+        "name": name, "run_folder": folder + "/runs",
+        "data": {"train": {"url": folder + "/data"}, "image_size": 64, "streams": 1, "open_shards": 3, "workers": 1,
+                 "augment": {"crop": "random_resized"}},
+        "model": {"backbone": "torchvision:resnet18"}, "method": _METHODS[name],
+        "phases": [{"name": "all", "epochs": 1000, "batch": batch, "lr": 1e-4}],
+    }, "bench tax")
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """A small JPEG that costs what a real one costs to decode."""
+
+    seed: int
+
+    def read(self) -> bytes:
+        rng = np.random.default_rng(self.seed)
+        coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+        buffer = io.BytesIO()
+        coarse.resize((72, 72), Image.Resampling.BICUBIC).save(buffer, "JPEG")
+        return buffer.getvalue()
+
+
+def _make_data(folder: str, classes: int, count: int) -> None:
+    labels = SparseLabels.from_lists([[i % classes] for i in range(count)], [[]] * count, UNKNOWN)
+    samples = [Sample(f"noise-{i:06d}", _Noise(i), "jpg") for i in range(count)]
+    pack(Dataset([str(c) for c in range(classes)], samples, labels, "train"), folder + "/data",
+         Layout(streams=1, rows_per_shard=count // 32))
