@@ -11,11 +11,13 @@ import os
 import tempfile
 import weakref
 from dataclasses import dataclass
+from functools import cached_property
 from typing import IO
 
 import numpy as np
 
 from data_pipelines import storage
+from data_pipelines.decode import decode_vector
 from data_pipelines.errors import UserError
 from data_pipelines.index import ShardIndex, Sidecar
 from data_pipelines.labels import NEGATIVE, POSITIVE
@@ -48,6 +50,13 @@ class ShardSource:
     @property
     def classes(self) -> int:
         return len(self.index.classes)
+
+    @cached_property
+    def feature_width(self) -> int:
+        """Vector length of feature shards, from the first row; 0 for images."""
+        if self.index.kind != "feature":
+            return 0
+        return len(decode_vector(self.open(int(np.flatnonzero(self.index.rows)[0])).read(0)))
 
     def open(self, shard: int) -> OpenShard:
         return OpenShard(self, shard)

@@ -35,7 +35,10 @@ class Rows:
 
     def read(self, field: str) -> np.ndarray:
         """Values [B, *shape] as floats (quantised, float16), booleans (bits) or integers."""
-        return self._session.schema.fields[self._slots.known(field)].decode(self.gather(field))
+        return self.decode(field, self.gather(field))
+
+    def decode(self, field: str, stored: np.ndarray) -> np.ndarray:
+        return self._session.schema.fields[self._slots.known(field)].decode(stored)
 
     def write(self, field: str, values: np.ndarray) -> None:
         """Round values to the stored type (stochastically if the field says so) and scatter them."""

@@ -10,7 +10,6 @@ from data_pipelines.labels import NEGATIVE
 from data_pipelines.source import ShardSource
 from trainer.checkpoint import Checkpoints
 from trainer.config import Config, SplitConfig
-from trainer.evaluate import feature_width
 from trainer.loop import Run, Stop
 from trainer.methods import build_method
 from trainer.methods.base import Task
@@ -27,10 +26,21 @@ def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
     method = build_method(config.method, task_of(config, sources, model))
     watchdog.beat("model built")
     run_log = RunLog(config, world.main)
-    fingerprints = {"config": config.fingerprint(), "shard index": train.index.fingerprint,
-                    "label sidecar": train.sidecar.fingerprint}
+    fingerprints = {"config": config.fingerprint(), **_fingerprints(sources)}
     checkpoints = Checkpoints(config.folder, world, config.train.keep, fingerprints)
     return Run(config, world, sources, model, method, run_log, checkpoints, watchdog, stop)
+
+
+def _fingerprints(sources: dict[str, ShardSource]) -> dict[str, str]:
+    """What a checkpoint depends on besides the config; the test set is looked at only afterwards."""
+    found = {}
+    for name in ("train", "val"):
+        if name in sources:
+            source = sources[name]
+            found[f"data.{name} shard index"] = source.index.fingerprint
+            found[f"data.{name} label sidecar"] = source.sidecar.fingerprint
+            found[f"data.{name} subset"] = source.subset.fingerprint if source.subset else "all rows"
+    return found
 
 
 def load_sources(config: Config) -> dict[str, ShardSource]:
@@ -39,9 +49,9 @@ def load_sources(config: Config) -> dict[str, ShardSource]:
     sources = {name: ShardSource.load(split.url, split.labels, split.subset, config.data.scratch)
                for name, split in splits.items() if split is not None}
     train = sources["train"]
-    if not train.rows.sum():
-        raise UserError(f"data.train = {config.data.train.url}: no samples.")
     for name, source in sources.items():
+        if not source.rows.sum():
+            raise UserError(f"data.{name} = {source.index.url}: no samples take part. Check its url and subset.")
         if source.index.classes != train.index.classes:
             raise UserError(f"data.{name}.url = {source.index.url} has {source.classes} classes, data.train has "
                             f"{train.classes}, or in another order: both need the same class list.")
@@ -71,7 +81,7 @@ def _mean_positives(val: ShardSource | None) -> float | None:
 
 def place_model(config: Config, train: ShardSource, world: World) -> Classifier:
     torch.manual_seed(mix(config.seed, 0))  # every rank draws the same head
-    model = build_model(config.model, config.data, train.classes, feature_width(train))
+    model = build_model(config.model, config.data, train.classes, train.feature_width)
     if config.model.batchnorm == "sync":
         if world.device.type != "cuda":
             raise UserError("model.batchnorm = 'sync' works on GPUs only. Use 'frozen' (or 'local') here.")

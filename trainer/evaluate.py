@@ -63,18 +63,8 @@ def _judge_bad(bad: list[BadSample], samples: int, config: Config, where: str) -
 
 def eval_maker(config: Config, source: ShardSource) -> SampleMaker:
     if source.index.kind == "feature":
-        return SampleMaker(None, 0, 0, feature_width(source))
+        return SampleMaker(None, 0, 0, source.feature_width)
     return SampleMaker(Augment(config.data.image_size, crop=config.data.eval_crop), 0, 0)
-
-
-def feature_width(source: ShardSource) -> int:
-    """Vector length of feature shards, from the first row; 0 for images."""
-    if source.index.kind != "feature":
-        return 0
-    from data_pipelines.decode import decode_vector
-
-    shard = next(s for s, rows in enumerate(source.index.rows) if rows)
-    return len(decode_vector(source.open(shard).read(0)))
 
 
 def autocast(config: Config, world: World) -> torch.autocast:

@@ -31,6 +31,8 @@ class Stop:
             signal.signal(number, self._ask)
 
     def _ask(self, number, frame) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt  # asked twice at the keyboard: now
         self.asked = True
 
 

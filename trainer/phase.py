@@ -18,7 +18,7 @@ from data_pipelines.stream import Batch, EpochStream, SampleMaker
 from trainer.checkpoint import Checkpoint, Position, load_engine, load_method_state, needs_conversion
 from trainer.durations import to_steps
 from trainer.engine import BatchSplit, build_engine, set_lr, zero_stage
-from trainer.evaluate import autocast, describe, evaluate, feature_width
+from trainer.evaluate import autocast, describe, evaluate
 from trainer.methods.base import Outputs, Step
 from trainer.schedules import lr_factor
 
@@ -55,8 +55,14 @@ class Phase:
         self.plans = [EpochPlan(source.rows, mix(run.config.seed, number), epoch, run.config.data.streams,
                                 self.config.batch, run.config.data.open_shards) for epoch in range(self.config.epochs)]
         self.total = sum(plan.steps for plan in self.plans)
+        if world.main and source.rows.sum() < 0.9 * self.config.batch * self.plans[0].steps:
+            log.warning("phase %r: global batches hold %.0f samples on average, not %d, because data.streams = %d is "
+                        "too many for %d shards; use fewer streams or make more shards", self.config.name,
+                        source.rows.sum() / self.plans[0].steps, self.config.batch, run.config.data.streams,
+                        len(source.index.shards))
         self._epochs_before = sum(phase.epochs for phase in run.config.phases[:number])
-        self.sums = torch.zeros(3, dtype=torch.float64, device=world.device)  # loss: interval, epoch; bad samples
+        # Loss of the reporting interval and of the epoch, bad samples of the epoch, steps of the interval.
+        self.sums = torch.zeros(4, dtype=torch.float64, device=world.device)
 
     def train(self, position: Position) -> Position:
         """From the given position to the end of the phase (or the stop); the position reached."""
@@ -65,7 +71,7 @@ class Phase:
         for epoch in range(position.epoch, self.config.epochs):
             if position.step == 0:
                 self.run.method.begin_epoch(self.number, self._epochs_before + epoch, self.run.state)
-                self.sums[1:] = 0
+                self.sums[1:3] = 0
             position = self._train_epoch(position)
             if not self.run.stop.agreed:
                 position = self._end_epoch(position)
@@ -77,6 +83,7 @@ class Phase:
         """The loop."""
         run, plan = self.run, self.plans[position.epoch]
         every = to_steps(run.config.train.checkpoint_every, plan.steps, self.total)
+        before_epoch = sum(p.steps for p in self.plans[: position.epoch])
         run.run_log.begin_epoch(f"{self.config.name} epoch {position.epoch + 1}/{self.config.epochs}", plan.steps,
                                 position.step)
         run.model.train()
@@ -99,7 +106,7 @@ class Phase:
                 if report:
                     started, waited, seen = time.monotonic(), 0.0, 0
                 last = step + 1 == plan.steps
-                if (stop or position.total_steps % every == 0) and not last:
+                if (stop or (before_epoch + step + 1) % every == 0) and not last:
                     self._save(position)
                 if stop and not last:
                     run.stop.agreed = True
@@ -113,7 +120,7 @@ class Phase:
         augment = None
         if source.index.kind == "image":
             augment = Augment(data.image_size, **data.augment.model_dump())
-        maker = SampleMaker(augment, plan.seed, plan.epoch, feature_width(source))
+        maker = SampleMaker(augment, plan.seed, plan.epoch, source.feature_width)
         return EpochStream(source, plan, plan.rank_streams(world.rank, world.size), maker, start_step=position.step,
                            workers=data.workers, prefetch=data.prefetch, pin=world.device.type == "cuda")
 
@@ -145,6 +152,7 @@ class Phase:
             if step.state:
                 step.state.write(terms.rows)
             self.sums[:2] += share.detach().double() + coupled.detach().double() / world.size
+        self.sums[3] += 1
         if run.state:
             run.state.end_step()
         if self.ema is not None:
@@ -155,15 +163,19 @@ class Phase:
         """Logits of a micro-batch; an empty one costs a dummy forward, so that every rank takes part in the step."""
         run, device = self.run, self.run.world.device
         empty = len(micro) == 0
-        inputs = micro.inputs.new_zeros((1, *micro.inputs.shape[1:])) if empty else micro.inputs
+        synced = run.config.model.batchnorm == "sync"  # its statistics are a collective: an empty rank takes part too
+        inputs = micro.inputs.new_zeros((1, *micro.inputs.shape[1:])) if empty and not synced else micro.inputs
         if run.config.train.channels_last and inputs.ndim == 4:
             inputs = inputs.to(memory_format=torch.channels_last)
-        if empty:
-            run.model.eval()  # BatchNorm must not see the dummy
+        # BatchNorm must not see the dummy, and local statistics of a single sample may not exist.
+        apart = not synced and (empty or (len(micro) == 1 and run.config.model.batchnorm == "local"))
+        if apart:
+            run.model.eval()
         with autocast(run.config, run.world):
             logits, maps = self.engine(inputs.to(device, non_blocking=True), with_maps=run.method.needs_maps)
-        if empty:
+        if apart:
             run.model.train()
+        if empty:
             logits, maps = logits[:0], None if maps is None else maps[:0]
         micro.labels = micro.labels.to(device, non_blocking=True)
         return Outputs(logits, maps)
@@ -186,9 +198,8 @@ class Phase:
             )
 
     def _report(self, position: Position, seen: int, seconds: float, waited: float) -> str:
-        steps = self.run.config.train.log_every
-        loss = self.run.world.sum_counts(float(self.sums[0]))[0] / steps
-        self.sums[0] = 0
+        loss = self.run.world.sum_counts(float(self.sums[0]))[0] / float(self.sums[3])
+        self.sums[0] = self.sums[3] = 0
         lr = self.engine.optimizer.param_groups[0]["lr"]
         self.run.run_log.write("train", position.total_steps, {
             "phase": self.config.name, "epoch": position.epoch, "loss": loss, "lr": lr,
@@ -210,6 +221,8 @@ class Phase:
         last = position.epoch + 1 == self.config.epochs
         summary: dict = {}
         if "val" in run.sources and ((position.epoch + 1) % run.config.train.eval_every == 0 or last):
+            if run.config.model.batchnorm == "local":
+                run.world.share_buffers(run.model)  # the statistics that the checkpoint will hold
             result = evaluate(self.ema or run.model, run.sources["val"], run.config, run.world, run.watchdog, "val")
             summary = result.summary()
             values |= {f"val_{key}": value for key, value in summary.items()}
@@ -227,8 +240,10 @@ class Phase:
 
     def _save(self, position: Position) -> None:
         parts = {f"{rank}": sums for rank, sums in enumerate(self.run.world.gather(self.sums.tolist()))}
-        if position.step:
-            position = position.advanced(epoch_sums=parts)
+        if not torch.isfinite(torch.tensor(list(parts.values()))).all():
+            raise UserError(f"the loss is not finite at step {position.total_steps}, so no checkpoint is written: "
+                            f"lower the lr of phase {self.config.name!r} or set train.clip_norm, and start again.")
+        position = position.advanced(epoch_sums=parts)
         self.run.checkpoints.save(self.engine, self.ema, self.run.method.state(), position, self.zero_stage,
                                   self.run.state)
         self.run.watchdog.beat("checkpoint")
@@ -240,8 +255,7 @@ class Phase:
             mine = torch.tensor(parts[str(world.rank)], dtype=torch.float64)
         else:
             mine = torch.tensor(list(parts.values()), dtype=torch.float64).sum(0) * float(world.main)
-        bad = torch.tensor(list(parts.values()), dtype=torch.float64)[0, 2]
-        mine[2] = bad
+        mine[2:] = torch.tensor(parts["0"], dtype=torch.float64)[2:]  # counts are the same on every rank
         self.sums.copy_(mine)
 
     def close(self) -> None:

@@ -41,7 +41,8 @@ class SampleState:
                     for field in fields if isinstance(field.initial, state_store.Given)}
         self.excluded = {field.name: self._outside for field in fields if field.histogram}
         self.session = self.store.session(attempt, world.rank, world.size, budget=budget, snapshot=snapshot,
-                                          initials=initials, excluded=self.excluded)
+                                          initials=initials, excluded=self.excluded,
+                                          initial_counts=method.initial_counts())
 
     @staticmethod
     def fingerprint(source: ShardSource) -> str:
@@ -154,7 +155,10 @@ class StateRows:
 
     def read(self, field: str) -> torch.Tensor:
         """Values as floats (quantised, float16), booleans (bits) or integers."""
-        return torch.from_numpy(self._rows.read(field)).to(self._device, non_blocking=True)
+        stored = self._rows.gather(field)
+        if stored.dtype == np.float16:  # torch widens halves many times faster than numpy
+            return torch.from_numpy(stored).to(self._device, non_blocking=True).float()
+        return torch.from_numpy(self._rows.decode(field, stored)).to(self._device, non_blocking=True)
 
     def codes(self, field: str) -> np.ndarray:
         """Stored values, for cut-offs."""

@@ -71,6 +71,11 @@ class World:
         dist.all_gather(list(out.unbind(0)), value)
         return out
 
+    def share_buffers(self, model: torch.nn.Module) -> None:
+        """Rank 0's buffers (BatchNorm statistics) on every rank."""
+        for buffer in model.buffers() if self.size > 1 else ():
+            dist.broadcast(buffer, src=0)
+
     def global_sum(self, value: torch.Tensor) -> torch.Tensor:
         """Differentiable sum over ranks of a tensor from which every rank computes the same scalar."""
         return value if self.size == 1 else _GlobalSum.apply(value, self.size)
@@ -129,7 +134,8 @@ class Watchdog:
 
     The main thread calls `beat` as it makes progress; a thread publishes the beats through the group's store and
     watches the main thread. A rank that is stopped or stuck outside of collectives publishes nothing new, so the
-    others, waiting for it in a collective, see who it is.
+    others, waiting for it in a collective, see who it is. A rank may wait longer while a peer still makes progress
+    (one has more validation shards than the other): it gives up only if nobody moved in the second half of the wait.
     """
 
     def __init__(self, world: World, timeout_seconds: float):
@@ -137,6 +143,7 @@ class Watchdog:
         self.beats, self.where, self.last = 0, "start-up", time.monotonic()
         store = dist.distributed_c10d._get_default_store()
         self.store = dist.PrefixStore("lacuna/watchdog", store)
+        self.half_way: int | None = None  # beats of all ranks when half of the wait was over
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self.thread.start()
@@ -155,10 +162,23 @@ class Watchdog:
                 self.store.set(str(self.world.rank), f"{self.beats}\t{self.where}")
             except RuntimeError:
                 return  # rank 0 and its store are gone: the collectives report that themselves
-            if time.monotonic() - self.last > self.timeout:
-                self._give_up()
+            self._judge(time.monotonic() - self.last)
             if self.stopped.wait(interval):
                 return
+
+    def _judge(self, waited: float) -> None:
+        if waited < self.timeout / 2:
+            self.half_way = None
+        elif self.half_way is None:
+            self.half_way = self._beats_of_all()
+        elif waited > self.timeout:
+            now = self._beats_of_all()
+            if now == self.half_way:
+                self._give_up()
+            self.half_way, self.last = now, time.monotonic() - self.timeout / 2
+
+    def _beats_of_all(self) -> int:
+        return sum(self._state(rank)[0] for rank in range(self.world.size))
 
     def _give_up(self) -> None:
         states = [self._state(rank) for rank in range(self.world.size)]

@@ -54,6 +54,13 @@ def reference(digit_shards, folder) -> Path:
     return launch.folder
 
 
+@pytest.fixture(scope="module")
+def sgd_reference(digit_shards, folder) -> Path:
+    launch = Launch(config(digit_shards, "sgd-reference", optimizer="sgd", lr=0.05), folder, 2)
+    launch.ok()
+    return launch.folder
+
+
 def test_two_ranks_and_one_rank_see_the_same_batches_and_the_same_losses(digit_shards, folder, reference):
     launch = Launch(config(digit_shards, "one-rank"), folder, 1, cwd=Path("/"))  # works from any folder
     launch.ok()
@@ -99,8 +106,9 @@ def test_killed_at_random_steps_and_resumed_is_bit_equal(digit_shards, folder, r
 
 
 @pytest.mark.parametrize(("stage", "before", "after"), [("zero0", 2, 1), ("zero1", 2, 1), ("zero2", 1, 2)])
-def test_another_number_of_ranks_continues_the_same_epoch(digit_shards, folder, reference, stage, before, after):
-    body = config(digit_shards, f"elastic-{stage}")
+def test_another_number_of_ranks_continues_the_same_epoch(digit_shards, folder, sgd_reference, stage, before, after):
+    # SGD: Adam would blow up rounding differences of weights whose gradient is almost zero.
+    body = config(digit_shards, f"elastic-{stage}", optimizer="sgd", lr=0.05)
     launch = Launch(body, folder, before, f"train.deepspeed={stage}")
     launch.wait_for_step(19)
     launch.signal_all(signal.SIGKILL)
@@ -108,10 +116,10 @@ def test_another_number_of_ranks_continues_the_same_epoch(digit_shards, folder, 
     launch = Launch(body, folder, after, f"train.deepspeed={stage}")
     launch.ok()
     assert "resuming from" in launch.text()
-    assert trace(launch.folder) == trace(reference)
-    np.testing.assert_allclose(losses(launch.folder), losses(reference), rtol=2e-3)
+    assert trace(launch.folder) == trace(sgd_reference)
+    np.testing.assert_allclose(losses(launch.folder), losses(sgd_reference), atol=1e-5)
     for name, value in weights(launch.folder).items():
-        torch.testing.assert_close(value, weights(reference)[name], rtol=2e-2, atol=2e-3)
+        torch.testing.assert_close(value, weights(sgd_reference)[name], rtol=1e-4, atol=1e-5)
 
 
 def test_sigterm_finishes_the_step_writes_a_checkpoint_and_exits_0(digit_shards, folder, reference):

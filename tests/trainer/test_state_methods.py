@@ -213,6 +213,10 @@ def test_role_hands_the_best_phi_over_to_the_next_phase(source, tmp_path):
 def test_en_masks_are_the_exact_top_p_of_the_epochs_first_scores(source, tmp_path):
     harness = Harness(source, tmp_path / "store", {"name": "en_cl", "expected_positives": 2.4})
     z = labels_of(source)
+    counts = harness.method.initial_counts()["score"]
+    ranked = z != NEGATIVE
+    np.testing.assert_array_equal(counts[:, 255], ((harness.table("score") == 1) & ranked).sum(0))
+    np.testing.assert_array_equal(counts.sum(1), ranked.sum(0))
     p_i = np.clip(np.rint(2.4 * (z == POSITIVE).sum(0)), (z == POSITIVE).sum(0), SAMPLES - (z == NEGATIVE).sum(0))
     for epoch in range(4):
         scores = harness.table("score")

@@ -100,6 +100,10 @@ class Method:
         """First values of a field declared with `Given`, from the shard's labels int8 [rows, L]."""
         raise NotImplementedError(f"{type(self).__name__} declares {field!r} as Given, but gives no rows")
 
+    def initial_counts(self) -> dict[str, np.ndarray]:
+        """Histograms int64 [L, 256] of the first values of fields that keep one, where label counts tell them."""
+        return {}
+
     def begin_epoch(self, phase: int, epoch: int, state: SampleState | None) -> None:
         """Called on every rank before the first batch of an epoch, not after a resume inside it.
 

@@ -99,6 +99,13 @@ class Verelst(Method):
         side = 2 * self.task.grid
         return np.broadcast_to(start[:, :, None, None], (*start.shape, side, side))
 
+    def initial_counts(self) -> dict[str, np.ndarray]:
+        """Annotated positives start at 1, unknown entries at 0, verified negatives are outside the ranking."""
+        counts = np.zeros((self.task.classes, 256), dtype=np.int64)
+        counts[:, 255] = self.task.positives
+        counts[:, 0] = self.task.samples - self.task.positives - self.task.negatives
+        return {"score": counts}
+
     def begin_epoch(self, phase, epoch, state) -> None:
         # Until one whole epoch of running averages exists, the expected positives are the annotated ones.
         needed = self.supervision in ("en", "ep") and phase >= self.s.start_phase and epoch > 0
