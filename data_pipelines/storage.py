@@ -88,11 +88,7 @@ def write_atomic(url: str, data: bytes | bytearray | memoryview, durable: bool =
     _make_folder(os.path.dirname(path))
     temporary = f"{path}.{uuid.uuid4().hex[:8]}.partial"
     try:
-        with open(temporary, "wb") as f:
-            f.write(data)
-            if durable:
-                f.flush()
-                os.fsync(f.fileno())
+        _write_whole(temporary, data, durable)
         os.replace(temporary, path)
     except BaseException:
         remove([temporary])
@@ -182,10 +178,7 @@ def create_exclusive(url: str, data: bytes) -> bool:
     _make_folder(os.path.dirname(path))
     temporary = f"{path}.{uuid.uuid4().hex[:8]}.partial"
     try:
-        with open(temporary, "wb") as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
+        _write_whole(temporary, data, durable=True)
         # A hard link fails if the name exists, and the content appears whole: create-if-absent without tearing.
         os.link(temporary, path)
     except FileExistsError:
@@ -194,6 +187,14 @@ def create_exclusive(url: str, data: bytes) -> bool:
         remove([temporary])
     sync_folder(os.path.dirname(path))
     return True
+
+
+def _write_whole(path: str, data: bytes | bytearray | memoryview, durable: bool) -> None:
+    with open(path, "wb") as f:
+        f.write(data)
+        if durable:
+            f.flush()
+            os.fsync(f.fileno())
 
 
 def exists(url: str) -> bool:

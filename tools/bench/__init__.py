@@ -19,6 +19,7 @@ BENCHES = {
     "decode": "tools.bench.decode",
     "loss": "tools.bench.loss",
     "map": "tools.bench.map",
+    "quality": "tools.bench.quality",
     "state": "tools.bench.state",
     "tax": "tools.bench.tax",
 }

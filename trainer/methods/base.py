@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 
+from data_pipelines.errors import UserError
 from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from data_pipelines.stream import Batch
 from state_store import Field
@@ -122,6 +123,15 @@ class Method:
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         assert not state, f"{type(self).__name__} keeps no state, the checkpoint has {sorted(state)}"
+
+
+def expected_positives(given: float | None, task: Task) -> float:
+    """k, the mean number of positives per image: as given, or that of the validation images."""
+    k = given or task.val_positives
+    if k is None:
+        raise UserError("method.expected_positives is needed: give the expected number of positives per image, or a "
+                        "fully labelled data.val to estimate it from.")
+    return float(k)
 
 
 def positive(labels: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,17 @@ import torch
 from pydantic import Field
 
 from data_pipelines.stream import Batch
-from trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, negative, positive
+from trainer.methods.base import (
+    LossTerms,
+    Method,
+    Outputs,
+    Settings,
+    Step,
+    Task,
+    expected_positives,
+    negative,
+    positive,
+)
 
 _EPSILON = 1e-5
 _PAPER = "Cole et al., Multi-Label Learning from Single Positive Labels, CVPR 2021"
@@ -97,8 +107,9 @@ class PairwiseRanking(Method):
 
 
 class ExpectedPositivesSettings(Settings):
-    expected_positives: float = Field(gt=0)
-    """k, the mean number of true positives per image (VOC 1.5, COCO 2.9, NUS 1.9, CUB 31.4)."""
+    expected_positives: float | None = Field(None, gt=0)
+    """k, the mean number of true positives per image (VOC 1.5, COCO 2.9, NUS 1.9, CUB 31.4); by default that of the
+    validation images."""
 
 
 class ExpectedPositives(Method):
@@ -108,11 +119,14 @@ class ExpectedPositives(Method):
     settings_type = ExpectedPositivesSettings
     batch_coupled = True
 
+    def __init__(self, settings: ExpectedPositivesSettings, task: Task):
+        super().__init__(settings, task)
+        self.k = expected_positives(settings.expected_positives, task)
+
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
         as_positive, _ = log_loss(outputs.logits)
-        k = self.settings.expected_positives  # type: ignore[attr-defined]
         return LossTerms(torch.where(positive(batch.labels), as_positive, 0.0).mean(1),
-                         expected_positives_penalty(torch.sigmoid(outputs.logits), k, step))
+                         expected_positives_penalty(torch.sigmoid(outputs.logits), self.k, step))
 
 
 def expected_positives_penalty(p: torch.Tensor, k: float, step: Step) -> torch.Tensor:

@@ -14,13 +14,22 @@ import numpy as np
 import torch
 from pydantic import Field as Setting
 
-from data_pipelines.errors import UserError
 from data_pipelines.hashing import mix, uniform_array
 from data_pipelines.labels import NEGATIVE, POSITIVE
 from data_pipelines.stream import Batch
 from state_store import Field, Given
 from trainer.methods import lazy_adam
-from trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, Task, negative, positive
+from trainer.methods.base import (
+    LossTerms,
+    Method,
+    Outputs,
+    Settings,
+    Step,
+    Task,
+    expected_positives,
+    negative,
+    positive,
+)
 from trainer.methods.cole import expected_positives_penalty, log_loss
 
 _EPSILON = 1e-5
@@ -49,11 +58,7 @@ class Role(Method):
     def __init__(self, settings: RoleSettings, task: Task):
         super().__init__(settings, task)
         self.s = settings
-        k = settings.expected_positives or task.val_positives
-        if k is None:
-            raise UserError("method.expected_positives is needed: give the expected number of positives per image, "
-                            "or a fully labelled data.val to estimate it from.")
-        self.k = float(k)
+        self.k = expected_positives(settings.expected_positives, task)
         self.phase_steps: list[int] = []  # Adam steps behind the φ that each finished phase handed over
 
     def lr(self, phase: int) -> float:

@@ -20,7 +20,18 @@ from data_pipelines.stream import Batch
 from state_store import Field, Given
 from state_store.cutoffs import Cutoffs
 from trainer.heatmaps import read_crop, write_crop
-from trainer.methods.base import LossTerms, Masked, Method, Outputs, Settings, Step, Task, negative, positive
+from trainer.methods.base import (
+    LossTerms,
+    Masked,
+    Method,
+    Outputs,
+    Settings,
+    Step,
+    Task,
+    expected_positives,
+    negative,
+    positive,
+)
 from trainer.methods.cole import expected_positives_penalty
 
 _PAPER = ("Verelst et al., Spatial Consistency Loss for Training Multi-Label Classifiers from Single-Label "
@@ -56,10 +67,7 @@ class Verelst(Method):
     def __init__(self, settings: VerelstSettings, task: Task):
         super().__init__(settings, task)
         self.s, self.cutoffs = settings, None
-        if self.supervision != "an" and (settings.expected_positives or task.val_positives) is None:
-            raise UserError("method.expected_positives is needed: give the expected number of positives per image, "
-                            "or a fully labelled data.val to estimate it from.")
-        self.k = float(settings.expected_positives or task.val_positives or 0)
+        self.k = 0.0 if self.supervision == "an" else expected_positives(settings.expected_positives, task)
         annotated = task.positives.sum() / max(1, task.samples)
         # The paper's K counts per annotated positive; an estimate from validation images counts per image.
         self.ratio = self.k if settings.expected_positives else self.k / max(annotated, 1e-9)
