@@ -25,7 +25,7 @@ from tools.progress import Progress
 from trainer.config import load_config
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SPLITS = {"train": 3200, "val": 400, "test": 800}
+SPLITS = {"train": 4000, "val": 500, "test": 1000}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ whatever was killed and resumed, snapshot "s<k>" must equal the model after step
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import numpy as np
@@ -61,6 +62,8 @@ def main(url: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
+    # A shell starts background jobs with Ctrl-C ignored, which children inherit: the test sends it on purpose.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     main(sys.argv[1], int(sys.argv[2]))
     # Interpreter shutdown is not part of what is tested.
     sys.stdout.flush()

@@ -105,10 +105,15 @@ def test_killed_at_random_steps_and_resumed_is_bit_equal(digit_shards, folder, r
     assert (launch.folder / "results.json").read_text() == (reference / "results.json").read_text()
 
 
-@pytest.mark.parametrize(("stage", "before", "after"), [("zero0", 2, 1), ("zero1", 2, 1), ("zero2", 1, 2)])
-def test_another_number_of_ranks_continues_the_same_epoch(digit_shards, folder, sgd_reference, stage, before, after):
-    # SGD: Adam would blow up rounding differences of weights whose gradient is almost zero.
-    body = config(digit_shards, f"elastic-{stage}", optimizer="sgd", lr=0.05)
+# DeepSpeed converts Adam's state only. Adam blows up rounding differences of weights whose gradient is almost zero, so
+# its weights are compared loosely; SGD shows that the resume itself is exact to rounding.
+@pytest.mark.parametrize(("stage", "before", "after", "optimizer", "tolerance"), [
+    ("zero0", 2, 1, "sgd", 1e-5), ("zero1", 2, 1, "adam", 1e-2), ("zero2", 1, 2, "adam", 1e-2)])
+def test_another_number_of_ranks_continues_the_same_epoch(digit_shards, folder, reference, sgd_reference, stage, before,
+                                                          after, optimizer, tolerance):
+    sgd = optimizer == "sgd"
+    expected = sgd_reference if sgd else reference
+    body = config(digit_shards, f"elastic-{stage}", **({"optimizer": "sgd", "lr": 0.05} if sgd else {}))
     launch = Launch(body, folder, before, f"train.deepspeed={stage}")
     launch.wait_for_step(19)
     launch.signal_all(signal.SIGKILL)
@@ -116,10 +121,10 @@ def test_another_number_of_ranks_continues_the_same_epoch(digit_shards, folder, 
     launch = Launch(body, folder, after, f"train.deepspeed={stage}")
     launch.ok()
     assert "resuming from" in launch.text()
-    assert trace(launch.folder) == trace(sgd_reference)
-    np.testing.assert_allclose(losses(launch.folder), losses(sgd_reference), atol=1e-5)
+    assert trace(launch.folder) == trace(expected)
+    np.testing.assert_allclose(losses(launch.folder), losses(expected), rtol=1e-5 if sgd else 2e-3)
     for name, value in weights(launch.folder).items():
-        torch.testing.assert_close(value, weights(sgd_reference)[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(value, weights(expected)[name], rtol=tolerance, atol=tolerance)
 
 
 def test_sigterm_finishes_the_step_writes_a_checkpoint_and_exits_0(digit_shards, folder, reference):
