@@ -46,7 +46,7 @@ class Phase:
         universal = checkpoint is not None and needs_conversion(checkpoint, world)
         if universal and checkpoint and self.config.optimizer == "sgd":
             raise UserError(f"{checkpoint.folder} was written by {checkpoint.world} ranks with ZeRO stage "
-                            f"{self.zero_stage} and SGD; DeepSpeed converts only Adam's state to other numbers of ranks. "
+                            f"{self.zero_stage} and SGD; DeepSpeed converts only Adam's state to other worlds. "
                             f"Resume with {checkpoint.world} ranks, or start runs that shall change with zero0.")
         self.engine, self.base_lr = build_engine(run.model, run.config, self.config, world, universal)
         self.ema = copy.deepcopy(run.model).eval() if train_config.ema_decay else None
