@@ -55,31 +55,37 @@ class SampleState:
     def begin_epoch(self, plan: EpochPlan, start_step: int, epoch: int) -> None:
         """`epoch` counts over all phases: it is part of the hash that rounds stochastically."""
         streams = plan.rank_streams(self.world.rank, self.world.size)
-        needed = len(streams) * plan.open_shards
-        if self.session.slots.count < min(needed, self.store.schema.shards):
+        self.remaining, order, needed = self._outlook(plan, streams, start_step)
+        if self.session.slots.count < needed:
             each = self.session.slots.bytes_each(self.store.schema) / 1e6
             raise UserError(
                 f"train.state_budget_mb holds {self.session.slots.count} shards, but this rank's {len(streams)} "
-                f"streams keep {needed} open (data.open_shards = {plan.open_shards}). Raise train.state_budget_mb to "
-                f"{(needed + len(streams)) * each:.0f}, lower data.open_shards, use more ranks, or make smaller shards."
+                f"streams lease {needed} at a time (data.open_shards = {plan.open_shards}, and those a batch opens). "
+                f"Raise train.state_budget_mb to {(needed + len(streams)) * each:.1f}, lower data.open_shards, "
+                "use more ranks, or make other shards."
             )
-        self.remaining, order = self._remaining(plan, streams, start_step)
         self.session.begin(order, epoch)
         self.planned: Iterator[tuple[np.ndarray, np.ndarray]] = plan.batches(streams, start_step)
 
-    def _remaining(self, plan: EpochPlan, streams: range, start_step: int) -> tuple[np.ndarray, list[int]]:
-        """Rows that each shard still has to give, and the shards in the order of their first use."""
+    def _outlook(self, plan: EpochPlan, streams: range, start_step: int) -> tuple[np.ndarray, list[int], int]:
+        """Rows that each shard still has to give, the shards in the order of their first use, and how many are leased
+        at a time: those open, and one more for every time unit that a batch crosses."""
         remaining = np.zeros(len(plan.rows), dtype=np.int64)
         first_use: list[tuple[int, int]] = []
+        needed = 0
         for stream in streams:
-            seen = 0
+            ends = [0]
             for shards, _ in plan.walk(stream, start_step * plan.quota):
                 counts = np.bincount(shards, minlength=len(plan.rows))
                 for shard in np.flatnonzero((counts > 0) & (remaining == 0)):
-                    first_use.append((seen + int(np.argmax(shards == shard)), int(shard)))
+                    first_use.append((ends[-1] + int(np.argmax(shards == shard)), int(shard)))
                 remaining += counts
-                seen += len(shards)
-        return remaining, [shard for _, shard in sorted(first_use)]
+                ends.append(ends[-1] + len(shards))
+            first = np.arange(0, ends[-1], plan.quota)
+            last = np.minimum(first + plan.quota, ends[-1]) - 1
+            crossed = np.searchsorted(ends, last, "right") - np.searchsorted(ends, first, "right")
+            needed += min(len(plan.stream_shards[stream]), plan.open_shards + int(crossed.max(initial=0)))
+        return remaining, [shard for _, shard in sorted(first_use)], needed
 
     def begin_step(self) -> None:
         """Lease the shards of this rank's part of the next global batch."""

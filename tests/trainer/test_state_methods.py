@@ -9,6 +9,7 @@ import pytest
 import torch
 from oracles import LOGITS, OBSERVED
 
+from data_pipelines.errors import UserError
 from data_pipelines.index import SidecarWriter
 from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
 from data_pipelines.packing import Layout, pack
@@ -286,6 +287,15 @@ def test_heat_outside_the_crop_is_untouched_bit_for_bit(source, tmp_path):
         assert (before[seen] != after[seen]).any()
 
     harness.epoch(1, on_step, maps_at(grid))
+    harness.state.close()
+
+
+def test_a_budget_below_what_a_batch_leases_is_refused_up_front(source, tmp_path):
+    """Two open shards, and a third when a batch ends one and opens another."""
+    harness = Harness(source, tmp_path / "store", {"name": "en", "expected_positives": 2.0}, budget_shards=2)
+    assert harness.state.session.slots.count == 2
+    with pytest.raises(UserError, match=r"train\.state_budget_mb holds 2 shards.*lease 3 at a time"):
+        harness.epoch(0)
     harness.state.close()
 
 

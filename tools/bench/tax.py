@@ -51,7 +51,7 @@ def run(quick: bool, args: argparse.Namespace) -> dict:
     with tempfile.TemporaryDirectory(prefix="lacuna-tax-") as folder:
         joined = worlds.start(600)
         watchdog = worlds.Watchdog(joined, 600)
-        _make_data(folder, args.classes, 1024 if quick else 4096)
+        _make_data(folder, args.classes, 2048 if quick else 4096)
         racers = [Racer(folder, name, args.batch, joined, watchdog) for name in _METHODS]
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -146,7 +146,7 @@ class Racer:
 def _config(folder: str, name: str, batch: int):
     return parse_config({
         "name": name, "run_folder": folder + "/runs",
-        "data": {"train": {"url": folder + "/data"}, "image_size": 64, "streams": 1, "open_shards": 3, "workers": 1,
+        "data": {"train": {"url": folder + "/data"}, "image_size": 64, "streams": 1, "open_shards": 2, "workers": 1,
                  "augment": {"crop": "random_resized"}},
         "model": {"backbone": "torchvision:resnet18"}, "method": _METHODS[name],
         "phases": [{"name": "all", "epochs": 1000, "batch": batch, "lr": 1e-4}],
