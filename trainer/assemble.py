@@ -24,6 +24,9 @@ def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
     train = sources["train"]
     model = place_model(config, train, world)
     method = build_method(config.method, task_of(config, sources, model))
+    if method.needs_maps and config.data.augment.randaugment:
+        raise UserError(f"data.augment.randaugment = {config.data.augment.randaugment} moves pixels in ways that "
+                        f"heatmaps cannot follow. Set it to 0, or use another method than {config.method['name']!r}.")
     watchdog.beat("model built")
     run_log = RunLog(config, world.main)
     fingerprints = {"config": config.fingerprint(), **_fingerprints(sources)}

@@ -208,6 +208,7 @@ class Phase:
         self.run.run_log.write("train", position.total_steps, {
             "phase": self.config.name, "epoch": position.epoch, "loss": loss, "lr": lr,
             "samples_per_second": seen / max(seconds, 1e-9), "data_wait_seconds": waited,
+            **(self.run.state.metrics() if self.run.state else {}),
         })
         if not torch.isfinite(torch.tensor(loss)):
             raise UserError(f"the loss is {loss} at step {position.total_steps}: lower the lr of phase "

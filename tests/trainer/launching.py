@@ -113,7 +113,8 @@ def losses(folder: Path) -> list[float]:
 
 def timeless(lines: list[dict]) -> list[dict]:
     """Metrics without what depends on the clock."""
-    return [{k: v for k, v in line.items() if k not in ("samples_per_second", "data_wait_seconds")} for line in lines]
+    clocked = ("samples_per_second", "data_wait_seconds")
+    return [{k: v for k, v in line.items() if k not in clocked and not k.startswith("state_")} for line in lines]
 
 
 def trace(folder: Path) -> dict[int, set[tuple[int, int]]]:
