@@ -17,7 +17,6 @@ import torch
 from PIL import Image, ImageOps
 
 MAX_PIXELS = 120_000_000
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 _ORIENTATION = 0x0112  # the EXIF tag
 # EXIF orientation → (swap rows and columns?, then flip these dimensions of [3, H, W])
 _TURNS = {2: (False, (2,)), 3: (False, (1, 2)), 4: (False, (1,)),

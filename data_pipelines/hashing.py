@@ -26,10 +26,18 @@ def mix(*parts: int) -> int:
 def mix_array(seed: int, values: np.ndarray) -> np.ndarray:
     """uint64 hash of every value under a 64-bit seed: `mix_array(mix(a, b), [c])[0] == mix(a, b, c)`."""
     with np.errstate(over="ignore"):
-        h = (values.astype(np.uint64) ^ np.uint64(seed & _MASK)) + np.uint64(_GOLDEN)
-        h = (h ^ (h >> np.uint64(30))) * np.uint64(_A)
-        h = (h ^ (h >> np.uint64(27))) * np.uint64(_B)
-        return h ^ (h >> np.uint64(31))
+        return mix64((values.astype(np.uint64) ^ np.uint64(seed & _MASK)) + np.uint64(_GOLDEN))
+
+
+def mix64(values: np.ndarray) -> np.ndarray:
+    """The finaliser alone: a bijection of uint64 in which every input bit reaches every output bit."""
+    z = np.array(values, dtype=np.uint64, copy=True)
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(_A)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(_B)
+    z ^= z >> np.uint64(31)
+    return z
 
 
 def uniform_array(seed: int, values: np.ndarray) -> np.ndarray:

@@ -10,18 +10,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from data_pipelines.hashing import mix64
+
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
-def mix64(values: np.ndarray) -> np.ndarray:
-    """The splitmix64 finaliser: a bijection of uint64 in which every input bit reaches every output bit."""
-    z = np.array(values, dtype=np.uint64, copy=True)
-    z ^= z >> np.uint64(30)
-    z *= np.uint64(0xBF58476D1CE4E5B9)
-    z ^= z >> np.uint64(27)
-    z *= np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
-    return z
 
 
 def tag_key(seed: int, tag: str, epoch: int = 0) -> np.uint64:

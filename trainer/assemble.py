@@ -14,6 +14,7 @@ from trainer.loop import Run, Stop
 from trainer.methods import build_method
 from trainer.methods.base import Task
 from trainer.models import Classifier, build_model, spatial_side
+from trainer.phase import train_augment
 from trainer.run_log import RunLog
 from trainer.world import Watchdog, World
 
@@ -24,7 +25,7 @@ def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
     train = sources["train"]
     model = place_model(config, train, world)
     method = build_method(config.method, task_of(config, sources, model))
-    if method.needs_maps and config.data.augment.randaugment:
+    if method.needs_maps and train_augment(config.data).moves_pixels_unrecorded:
         raise UserError(f"data.augment.randaugment = {config.data.augment.randaugment} moves pixels in ways that "
                         f"heatmaps cannot follow. Set it to 0, or use another method than {config.method['name']!r}.")
     watchdog.beat("model built")

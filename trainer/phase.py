@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ from data_pipelines.hashing import mix
 from data_pipelines.plan import EpochPlan
 from data_pipelines.stream import Batch, EpochStream, SampleMaker
 from trainer.checkpoint import Checkpoint, Position, load_engine, load_method_state, needs_conversion
+from trainer.config import DataConfig
 from trainer.durations import to_steps
 from trainer.engine import BatchSplit, build_engine, set_lr, zero_stage
 from trainer.evaluate import autocast, describe, evaluate
@@ -58,7 +60,9 @@ class Phase:
         source = run.sources["train"]
         self.plans = [EpochPlan(source.rows, mix(run.config.seed, number), epoch, run.config.data.streams,
                                 self.config.batch, run.config.data.open_shards) for epoch in range(self.config.epochs)]
-        self.total = sum(plan.steps for plan in self.plans)
+        self.steps_before = [0, *itertools.accumulate(plan.steps for plan in self.plans)]  # every epoch of the phase
+        self.total = self.steps_before[-1]
+        self.warmup = to_steps(self.config.warmup, self.plans[0].steps, self.total)
         if world.main and source.rows.sum() < 0.9 * self.config.batch * self.plans[0].steps:
             log.warning("phase %r: global batches hold %.0f samples on average, not %d, because data.streams = %d is "
                         "too many for %d shards; use fewer streams or make more shards", self.config.name,
@@ -87,7 +91,6 @@ class Phase:
         """The loop."""
         run, plan = self.run, self.plans[position.epoch]
         every = to_steps(run.config.train.checkpoint_every, plan.steps, self.total)
-        before_epoch = sum(p.steps for p in self.plans[: position.epoch])
         run.run_log.begin_epoch(f"{self.config.name} epoch {position.epoch + 1}/{self.config.epochs}", plan.steps,
                                 position.step)
         run.model.train()
@@ -110,7 +113,7 @@ class Phase:
                 if report:
                     started, waited, seen = time.monotonic(), 0.0, 0
                 last = step + 1 == plan.steps
-                if (stop or (before_epoch + step + 1) % every == 0) and not last:
+                if (stop or (self.steps_before[position.epoch] + step + 1) % every == 0) and not last:
                     self._save(position)
                 if stop and not last:
                     run.stop.agreed = True
@@ -121,9 +124,7 @@ class Phase:
     def _stream(self, plan: EpochPlan, position: Position) -> EpochStream:
         run, data, world = self.run, self.run.config.data, self.run.world
         source = run.sources["train"]
-        augment = None
-        if source.index.kind == "image":
-            augment = Augment(data.image_size, **data.augment.model_dump())
+        augment = train_augment(data) if source.index.kind == "image" else None
         maker = SampleMaker(augment, plan.seed, plan.epoch, source.feature_width)
         return EpochStream(source, plan, plan.rank_streams(world.rank, world.size), maker, start_step=position.step,
                            workers=data.workers, prefetch=data.prefetch, pin=world.device.type == "cuda")
@@ -136,11 +137,9 @@ class Phase:
         self._note_bad(batch, int(bad), position)
         if run.config.train.trace_samples:
             run.run_log.trace(world.rank, position.total_steps + 1, batch.shards.tolist(), batch.rows.tolist())
-        done = sum(p.steps for p in self.plans[: position.epoch]) + position.step
-        warmup = to_steps(self.config.warmup, self.plans[0].steps, self.total)
-        factor = lr_factor(self.config.schedule, done, self.total, warmup)
-        set_lr(self.engine, self.base_lr, factor)
-        step = Step(world, max(1, int(counted)), position.epoch, self.config.epochs, self.number, done, factor)
+        done = self.steps_before[position.epoch] + position.step
+        set_lr(self.engine, self.base_lr, lr_factor(self.config.schedule, done, self.total, self.warmup))
+        step = Step(world, max(1, int(counted)), position.epoch, self.config.epochs, self.number, done)
         if run.state:
             run.state.begin_step()
         for piece in range(self.split.pieces):
@@ -265,6 +264,10 @@ class Phase:
 
     def close(self) -> None:
         self.engine.destroy()
+
+
+def train_augment(data: DataConfig) -> Augment:
+    return Augment(data.image_size, **data.augment.model_dump())
 
 
 def update_ema(ema: torch.nn.Module, model: torch.nn.Module, decay: float) -> None:

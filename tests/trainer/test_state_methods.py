@@ -75,7 +75,7 @@ class Harness:
             samples = self.first[shards] + rows
             batch = self.batch(shards, rows, samples, epoch)
             self.state.begin_step()
-            step = Step(self.world, len(rows), epoch, 9, phase, self.number, 1.0, self.state.rows(batch))
+            step = Step(self.world, len(rows), epoch, 9, phase, self.number, self.state.rows(batch))
             outputs = Outputs(logits_at(epoch, samples), None if maps is None else maps(epoch, samples))
             terms = self.method.loss(outputs, batch, step)
             if on_step:

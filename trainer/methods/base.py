@@ -59,7 +59,6 @@ class Step:
     epochs: int
     phase: int = 0
     number: int = 0  # optimizer steps of this phase before this one
-    lr_factor: float = 1.0
     state: StateRows | None = None  # the batch's rows of the method's fields
 
 
