@@ -11,6 +11,7 @@ from data_pipelines.errors import UserError
 
 # command → (module, one line). A module has `configure(parser)` and `run(args) -> int | None`.
 COMMANDS = {
+    "doctor": ("tools.doctor", "examine this machine: what is ready for training, what is not, and what to do"),
     "demo": ("tools.demo", "train on handwritten digits with one label per image, on 2 ranks, and show the result"),
     "shards": ("tools.shards", "make, index and check WebDataset shards"),
     "annotate": ("tools.annotate", "simulate partial annotation as a new label sidecar over the same shards"),

@@ -12,6 +12,7 @@ from test_state_crash import finish_cleanly, kill_at, last_committed, launch
 import state_store
 from data_pipelines import storage
 from state_store.verify import verify
+from tools import doctor
 
 KILLS = ["prepare.synced:2", "commit.entry:1", "collect.some_removed:1", "sweep.some_removed:1"]
 
@@ -109,3 +110,11 @@ class TestS3(Conformance):
     @pytest.fixture
     def store(self, s3, url):
         return state_store.create(url, ROWS, "index-1", FIELDS, SEED)
+
+
+def test_the_doctor_reaches_it(s3, url):
+    """Conditional create, read and delete work on this server, and `lacuna doctor` says so; without a bucket it is a
+    problem."""
+    assert [finding.level for finding in doctor.object_storage(url)] == [doctor.OK]
+    assert storage.list_names(url) == []
+    assert [finding.level for finding in doctor.object_storage("s3://no-such-bucket/x")] == [doctor.PROBLEM]
