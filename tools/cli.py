@@ -15,6 +15,7 @@ COMMANDS = {
     "demo": ("tools.demo", "train on handwritten digits with one label per image, on 2 ranks, and show the result"),
     "shards": ("tools.shards", "make, index and check WebDataset shards"),
     "annotate": ("tools.annotate", "simulate partial annotation as a new label sidecar over the same shards"),
+    "inspect": ("tools.inspect_state", "look into the per-sample state: schema, sizes, histograms, one sample's row"),
     "state": ("tools.state", "list, verify, export, reshard and migrate the per-sample state of a run"),
     "heatmaps": ("tools.heatmaps", "draw the running heatmaps of training images"),
     "methods": ("tools.methods", "list the methods: paper, per-sample state, needs, settings and defaults"),

@@ -1,13 +1,12 @@
 """
   lacuna state snapshots URL                          committed snapshots, oldest first
-  lacuna state stats URL [--values]                   per field: written chunks, bytes, compression, value range
   lacuna state verify URL                             read and check every chunk; exit code 1 if anything is damaged
   lacuna state export URL --to OUT --format zarr      plain Zarr for any reader (or: references, parquet, npz)
   lacuna state import URL --from OUT --index DIR      rows of exported files back into a new snapshot, by sample key
   lacuna state reshard URL --index OLD --new-index NEW --to OUT    the dataset was sharded anew: move state by key
   lacuna state migrate URL --to OUT --set ema.dtype=uint16 --drop phi    the same state with other fields
-All take the newest snapshot unless --snapshot names one. `import` and `snapshots --delete` take over the store: a
-training run that is still going can no longer commit to it.
+`lacuna inspect` shows what is in a store. All take the newest snapshot unless --snapshot names one. `import` and
+`snapshots --delete` take over the store: a training run that is still going can no longer commit to it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from state_store.export import FORMATS, export_references, export_rows, export_z
 from state_store.fields import Field
 from state_store.reshard import migrate, reshard
 from state_store.store import StateStore
-from state_store.verify import stats, verify
+from state_store.verify import verify
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -39,8 +38,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     listing = add("snapshots", "list committed snapshots", _snapshots)
     listing.add_argument("--delete", metavar="NAME", help="delete this one and what only it uses")
-    add("stats", "what is written and what it costs", _stats).add_argument(
-        "--values", action="store_true", help="also read all chunks for their smallest, mean and largest value")
     add("verify", "read and check every chunk of every snapshot", _verify)
     out = add("export", "write a snapshot for other programs", _export)
     out.add_argument("--to", required=True, metavar="OUT")
@@ -68,18 +65,28 @@ def run(args: argparse.Namespace) -> int | None:
 
 def _open(args: argparse.Namespace) -> tuple[StateStore, str]:
     store = state_store.open(args.url)
-    if args.snapshot:
-        return store, store.entry(args.snapshot).name
+    return store, chosen_snapshot(store, args.snapshot)
+
+
+def chosen_snapshot(store: StateStore, name: str | None) -> str:
+    """The named snapshot, or the newest."""
+    if name:
+        return store.entry(name).name
     entries = store.snapshots()
     if not entries:
-        raise UserError(f"{args.url}: no snapshot was ever committed, so there is nothing to read.")
-    return store, entries[-1].name
+        raise UserError(f"{store.url}: no snapshot was ever committed, so there is nothing to read.")
+    return entries[-1].name
+
+
+def require_same_index(index: ShardIndex, store: StateStore) -> None:
+    """A store made in training names its shards, its label sidecar and its subset; the shards are what matters here."""
+    if store.schema.fingerprint.partition("-")[0] != index.fingerprint:
+        raise UserError(f"{index.url}: its fingerprint is {index.fingerprint}, the state in {store.url} was made for "
+                        f"{store.schema.fingerprint}. Pass the dataset that it was trained on.")
 
 
 def _keys(index: ShardIndex, store: StateStore) -> Callable[[int], Sequence[str]]:
-    if index.fingerprint != store.schema.fingerprint:
-        raise UserError(f"{index.url}: its fingerprint is {index.fingerprint}, the state in {store.url} was made for "
-                        f"{store.schema.fingerprint}. Pass the dataset that it was trained on.")
+    require_same_index(index, store)
     return lambda shard: index.members(shard).keys
 
 
@@ -91,20 +98,6 @@ def _snapshots(args: argparse.Namespace) -> None:
     for entry in store.snapshots():
         made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
         print(f"{entry.name:<30} {made}  attempt {entry.attempt}  {json.dumps(entry.meta)}")
-
-
-def _stats(args: argparse.Namespace) -> None:
-    store, name = _open(args)
-    rows = int(store.schema.rows.sum())
-    print(f"{args.url}: snapshot {name}, {store.schema.shards} shards, {rows} rows, index {store.schema.fingerprint}")
-    print(f"{'field':<16} {'stored as':<22} {'written':>15} {'MB':>10} {'on disk':>10} {'ratio':>6}"
-          + ("  smallest / mean / largest" if args.values else ""))
-    for item in stats(store, name, args.values):
-        ratio = item.logical_bytes / item.stored_bytes if item.stored_bytes else 0.0
-        extent = " / ".join(f"{v:.4g}" for v in item.values) if item.values else ""
-        kind = f"{item.field.dtype} {list(item.field.shape)}"
-        print(f"{item.field.name:<16} {kind:<22} {f'{item.written} of {item.chunks}':>15} "
-              f"{item.logical_bytes / 1e6:>10.1f} {item.stored_bytes / 1e6:>10.1f} {ratio:>6.2f}  {extent}".rstrip())
 
 
 def _verify(args: argparse.Namespace) -> int:
