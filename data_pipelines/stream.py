@@ -45,6 +45,7 @@ class Batch:
     boxes: torch.Tensor  # float32 [n, 4]
     flips: torch.Tensor  # bool [n]
     bad: list[BadSample] = field(default_factory=list)
+    strong: torch.Tensor | None = None  # uint8 [n, 3, H, W], a second view of every image, if it was asked for
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -53,7 +54,7 @@ class Batch:
         """A micro-batch; bad samples are reported by the whole."""
         cut = slice(start, stop)
         return Batch(self.inputs[cut], self.labels[cut], self.shards[cut], self.rows[cut], self.boxes[cut],
-                     self.flips[cut])
+                     self.flips[cut], strong=None if self.strong is None else self.strong[cut])
 
 
 @dataclass(frozen=True)
@@ -64,21 +65,28 @@ class SampleMaker:
     seed: int
     epoch: int
     features: int = 0
+    strong: Augment | None = None  # makes a second view
 
     def empty(self, count: int, pin: bool) -> torch.Tensor:
+        """[views, count, …]"""
         if self.augment is None:
-            return torch.empty((count, self.features), pin_memory=pin)
-        return torch.empty((count, 3, self.augment.size, self.augment.size), dtype=torch.uint8, pin_memory=pin)
+            return torch.empty((1, count, self.features), pin_memory=pin)
+        views, side = 1 if self.strong is None else 2, self.augment.size
+        return torch.empty((views, count, 3, side, side), dtype=torch.uint8, pin_memory=pin)
 
-    def __call__(self, data: bytes, shard: int, row: int, out: torch.Tensor) -> tuple[Box, bool]:
-        """Fill `out`; the crop box and whether the image was flipped."""
+    def __call__(self, data: bytes, shard: int, row: int, views: torch.Tensor) -> tuple[Box, bool]:
+        """Fill every view; the crop box of the first and whether it was flipped."""
+        out = views[0]
         if self.augment is None:
             vector = decode_vector(data)
             if len(vector) != self.features:
                 raise DecodeError(f"vector of {len(vector)} numbers, the others have {self.features}")
             out.copy_(torch.from_numpy(vector))
             return FULL_BOX, False
-        _, box, flipped = self.augment(decode_image(data), sample_rng(self.seed, self.epoch, shard, row), out)
+        image, rng = decode_image(data), sample_rng(self.seed, self.epoch, shard, row)
+        _, box, flipped = self.augment(image, rng, out)
+        if self.strong is not None:
+            self.strong(image, rng, views[1])  # the same generator goes on: other draws than the first view's
         return box, flipped
 
 
@@ -176,7 +184,7 @@ class _Pending:
         self.maker, self.shards, self.opened = stream.maker, shards, opened
         self.plan_rows = rows
         self.rows = np.empty_like(rows)
-        self.inputs = stream.maker.empty(len(rows), stream.pin)
+        self.views = stream.maker.empty(len(rows), stream.pin)
         sidecar = stream.source.sidecar
         self.labels = np.full((len(rows), stream.source.classes), sidecar.unlisted, dtype=np.int8)
         self.boxes = np.empty((len(rows), 4), dtype=np.float32)
@@ -193,7 +201,7 @@ class _Pending:
             row = int(opened.used[self.plan_rows[i]])
             self.rows[i] = row
             try:
-                self.boxes[i], self.flips[i] = self.maker(opened.read(row), shard, row, self.inputs[i])
+                self.boxes[i], self.flips[i] = self.maker(opened.read(row), shard, row, self.views[:, i])
             except DecodeError as error:
                 self.bad[i] = BadSample(opened.url, row, opened.members.keys[row], str(error))
                 continue
@@ -205,13 +213,15 @@ class _Pending:
         wait(self.parts, return_when=FIRST_EXCEPTION)  # wakes up once, not once a part: the workers need the cores
         for part in self.parts:
             part.result()
-        batch = Batch(self.inputs, torch.from_numpy(self.labels), self.shards, self.rows, torch.from_numpy(self.boxes),
-                      torch.from_numpy(self.flips))
+        batch = Batch(self.views[0], torch.from_numpy(self.labels), self.shards, self.rows,
+                      torch.from_numpy(self.boxes), torch.from_numpy(self.flips),
+                      strong=self.views[1] if len(self.views) > 1 else None)
         if self.bad:
             good = np.array([i for i in range(len(self.rows)) if i not in self.bad], dtype=np.int64)
             kept = torch.from_numpy(good)
             batch = Batch(batch.inputs[kept], batch.labels[kept], batch.shards[good], batch.rows[good],
-                          batch.boxes[kept], batch.flips[kept], [self.bad[i] for i in sorted(self.bad)])
+                          batch.boxes[kept], batch.flips[kept], [self.bad[i] for i in sorted(self.bad)],
+                          None if batch.strong is None else batch.strong[kept])
         return batch
 
 

@@ -24,6 +24,7 @@ from trainer.methods.base import Method, Task
 
 _CLASSES = (80, 1000, 9600)
 _GRID = 14
+_WIDTH_FEATURES = 2048  # of ResNet-50
 _WIDTH = 116
 
 
@@ -55,7 +56,9 @@ def describe(name: str) -> dict[str, Any]:
         "about": " ".join((kind.__doc__ or "").split()),
         "state": [{"field": f.name, "dtype": f.dtype, "shape_at_80_classes": list(f.shape)} for f in method.fields()],
         "bytes_per_sample": {str(n): sum(f.row_bytes for f in example(name, n).fields()) for n in _CLASSES},
-        "needs": needs(name, method),
+        "class_state": class_state(method),
+        "needs": needs(method),
+        "published": dict(kind.published),
         "settings": settings_of(kind),
         "module": inspect.getmodule(kind).__name__,  # type: ignore[union-attr]
     }
@@ -66,15 +69,22 @@ def example(name: str, classes: int) -> Method:
     kind = METHODS[name]
     required = {key: 1 for key, field in kind.settings_type.model_fields.items() if field.is_required()}
     ones = np.ones(classes, np.int64)
-    task = Task(classes, 1, ones, ones, fully_annotated=True, grid=_GRID, val_positives=1.0)
+    task = Task(classes, 1, ones, ones, fully_annotated=True, grid=_GRID, val_positives=1.0, width=_WIDTH_FEATURES)
     return kind(validated(kind.settings_type, {**required, "name": name}, f"method {name!r}"), task)
 
 
-def needs(name: str, method: Method) -> list[str]:
+def class_state(method: Method) -> list[dict[str, Any]]:
+    """What is kept once, not per sample."""
+    kept = {**method.state(), **dict(module.named_parameters() if (module := method.module()) else ())}
+    return [{"name": name, "shape_at_80_classes": list(tensor.shape)} for name, tensor in kept.items()]
+
+
+def needs(method: Method) -> list[str]:
     found = [text for wanted, text in (
         (method.needs_full_labels, "full labels"),
-        (name in ("iu", "iun"), "verified negatives"),
+        (method.needs_negatives, "verified negatives"),
         (method.needs_maps, "score maps (images, not feature shards)"),
+        (method.needs_strong_view, "a second, strongly augmented view (images, not feature shards)"),
         (method.batch_coupled, "the whole global batch at once (no gradient accumulation)"),
     ) if wanted]
     return found + [f"the setting {s['name']}" for s in settings_of(type(method)) if s["required"]]
@@ -89,7 +99,10 @@ def settings_of(kind: type[Method]) -> list[dict[str, Any]]:
 def as_text(entry: dict[str, Any], detailed: bool) -> str:
     settings = ", ".join(s["name"] if s["required"] else f"{s['name']}={_plain(s['default'])}"
                          for s in entry["settings"])
-    rows = [("paper", entry["paper"]), ("state", _state(entry)), ("needs", ", ".join(entry["needs"])),
+    kept = ", ".join(f"{s['name']} {s['shape_at_80_classes']}" for s in entry["class_state"])
+    published = ", ".join(f"{dataset} {value}" for dataset, value in entry["published"].items())
+    rows = [("paper", entry["paper"]), ("published", published), ("state", _state(entry)), ("class", kept),
+            ("needs", ", ".join(entry["needs"])),
             ("settings", settings if not detailed else "")]
     if detailed:
         rows.insert(1, ("about", entry["about"]))

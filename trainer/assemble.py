@@ -25,6 +25,10 @@ def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
     train = sources["train"]
     model = place_model(config, train, world)
     method = build_method(config.method, task_of(config, sources, model))
+    model.extra = (extra := method.module()) and extra.to(world.device)
+    if method.needs_strong_view and train.index.kind != "image":
+        raise UserError(f"method.name = {config.method['name']!r} compares two views of an image, but data.train holds "
+                        f"{train.index.kind}s. Use image shards, or another method.")
     if method.needs_maps and train_augment(config.data).moves_pixels_unrecorded:
         raise UserError(f"data.augment.randaugment = {config.data.augment.randaugment} moves pixels in ways that "
                         f"heatmaps cannot follow. Set it to 0, or use another method than {config.method['name']!r}.")
@@ -72,7 +76,8 @@ def task_of(config: Config, sources: dict[str, ShardSource], model: Classifier) 
         positives, negatives = train.subset_counts()
     grid = spatial_side(model, config.data.image_size) if train.index.kind == "image" else 0
     return Task(train.classes, int(train.rows.sum()), positives, negatives, train.sidecar.unlisted == NEGATIVE, grid,
-                _mean_positives(sources.get("val")), config.seed)
+                _mean_positives(sources.get("val")), config.seed, model.width, tuple(train.index.classes),
+                tuple(train.index.class_ids))
 
 
 def _mean_positives(val: ShardSource | None) -> float | None:

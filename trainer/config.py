@@ -64,6 +64,8 @@ class DataConfig(Section):
     """Looked at once, with the best epoch's weights."""
     image_size: int = Field(224, gt=0)
     augment: AugmentConfig = AugmentConfig()
+    strong_augment: AugmentConfig = AugmentConfig(randaugment=2, cutout=0.5)
+    """The second view of methods that compare two views of an image; others do not make it."""
     eval_crop: Literal["squash", "center"] = "squash"
     normalize: Literal["imagenet", "unit", "centered"] = "imagenet"
     """imagenet: mean/std; unit: [0, 1]; centered: [-1, 1]."""

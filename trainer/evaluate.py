@@ -40,7 +40,7 @@ def evaluate(model: Classifier, source: ShardSource, config: Config, world: Worl
                 inputs = batch.inputs.to(world.device, non_blocking=True)
                 if config.train.channels_last and inputs.ndim == 4:
                     inputs = inputs.to(memory_format=torch.channels_last)
-                logits, _ = model(inputs)
+                logits = model(inputs)[0]
                 # The ordinal makes tied scores come in the same order on any number of ranks.
                 ordinals = first[batch.shards] + batch.rows
                 collector.add(torch.sigmoid(logits).float().cpu(), batch.labels, ordinals=ordinals)

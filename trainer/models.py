@@ -36,22 +36,31 @@ class Classifier(nn.Module):
         self.backbone = backbone
         self.neck = nn.Linear(width, config.bottleneck) if config.bottleneck else nn.Identity()
         self.head = nn.Linear(config.bottleneck or width, classes)
+        self.width = width
+        self.extra: nn.Module | None = None  # what a method trains beside the head
         self.freeze_statistics = config.batchnorm == "frozen"
         self.freeze_backbone = False
         mean, std = _NORMS[normalize]
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1) * 255, persistent=False)
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1) * 255, persistent=False)
 
-    def forward(self, inputs: torch.Tensor, with_maps: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """logits [B, L] and score-map logits [B, L, G, G] (None unless asked)."""
+    def forward(self, inputs: torch.Tensor,
+                with_maps: bool = False) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """logits [B, L], score-map logits [B, L, G, G] (None unless asked), and the features themselves."""
         features = self.features(inputs)
         if features.ndim == 2:
-            return self.head(self.neck(features)).float(), None
+            return self.head(self.neck(features)).float(), None, features
         logits = self.head(self.neck(features.mean((2, 3)))).float()
         if not with_maps:
-            return logits, None
+            return logits, None, features
         cells = self.head(self.neck(features.permute(0, 2, 3, 1)))
-        return logits, cells.permute(0, 3, 1, 2).float()
+        return logits, cells.permute(0, 3, 1, 2).float(), features
+
+    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
+        """Weights of a run whose method trained something beside the head load without it where no method is."""
+        if self.extra is None:
+            state_dict = {name: tensor for name, tensor in state_dict.items() if not name.startswith("extra.")}
+        return super().load_state_dict(state_dict, strict, assign)
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
         """[B, D, G, G], or [B, D] for feature shards."""
@@ -280,4 +289,5 @@ def spatial_side(model: Classifier, size: int) -> int:
 
 def head_and_backbone(model: Classifier) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     body = [p for p in model.backbone.parameters() if p.requires_grad]
-    return [*model.neck.parameters(), *model.head.parameters()], body
+    extra = model.extra.parameters() if model.extra is not None else ()
+    return [*model.neck.parameters(), *model.head.parameters(), *extra], body

@@ -21,8 +21,9 @@ from trainer.config import DataConfig
 from trainer.durations import to_steps
 from trainer.engine import BatchSplit, build_engine, set_lr, zero_stage
 from trainer.evaluate import autocast, describe, evaluate
-from trainer.methods.base import Outputs, Step
+from trainer.methods.base import EpochStart, Outputs, Step
 from trainer.schedules import lr_factor
+from trainer.train_pass import scored
 
 if TYPE_CHECKING:
     from trainer.loop import Run
@@ -78,7 +79,7 @@ class Phase:
             self._restore_sums(position)
         for epoch in range(position.epoch, self.config.epochs):
             if position.step == 0:
-                self.run.method.begin_epoch(self.number, self._epochs_before + epoch, self.run.state)
+                self.run.method.begin_epoch(self.epoch_start(epoch))
                 self.sums[1:3] = 0
             position = self._train_epoch(position)
             if not self.run.stop.agreed:
@@ -86,6 +87,11 @@ class Phase:
             if self.run.stop.agreed:
                 break
         return position
+
+    def epoch_start(self, epoch: int) -> EpochStart:
+        run, overall = self.run, self._epochs_before + epoch
+        return EpochStart(self.number, epoch, self.config.epochs, overall, run.world, run.state,
+                          lambda: scored(run, self.plans[epoch], overall))
 
     def _train_epoch(self, position: Position) -> Position:
         """The loop."""
@@ -125,7 +131,8 @@ class Phase:
         run, data, world = self.run, self.run.config.data, self.run.world
         source = run.sources["train"]
         augment = train_augment(data) if source.index.kind == "image" else None
-        maker = SampleMaker(augment, plan.seed, plan.epoch, source.feature_width)
+        strong = Augment(data.image_size, **data.strong_augment.model_dump()) if run.method.needs_strong_view else None
+        maker = SampleMaker(augment, plan.seed, plan.epoch, source.feature_width, strong)
         return EpochStream(source, plan, plan.rank_streams(world.rank, world.size), maker, start_step=position.step,
                            workers=data.workers, prefetch=data.prefetch, pin=world.device.type == "cuda")
 
@@ -139,14 +146,16 @@ class Phase:
             run.run_log.trace(world.rank, position.total_steps + 1, batch.shards.tolist(), batch.rows.tolist())
         done = self.steps_before[position.epoch] + position.step
         set_lr(self.engine, self.base_lr, lr_factor(self.config.schedule, done, self.total, self.warmup))
-        step = Step(world, max(1, int(counted)), position.epoch, self.config.epochs, self.number, done)
+        step = Step(world, max(1, int(counted)), position.epoch, self.config.epochs, self.number, done,
+                    forward=self._forward)
         if run.state:
             run.state.begin_step()
         for piece in range(self.split.pieces):
             micro = batch.narrow(piece * self.split.micro, (piece + 1) * self.split.micro)
             if run.state:
                 step = replace(step, state=run.state.rows(micro))
-            terms = run.method.loss(self._forward(micro), micro, step)
+            micro.labels = micro.labels.to(world.device, non_blocking=True)
+            terms = run.method.loss(self._forward(micro.inputs), micro, step)
             share = terms.per_sample.sum() / step.samples
             coupled = torch.zeros((), device=world.device) if terms.coupled is None else terms.coupled
             # DeepSpeed averages gradients over ranks and pieces; the global loss is a sum of shares.
@@ -162,26 +171,25 @@ class Phase:
             update_ema(self.ema, run.model, run.config.train.ema_decay)
         return int(counted), bool(stop)
 
-    def _forward(self, micro: Batch) -> Outputs:
-        """Logits of a micro-batch; an empty one costs a dummy forward, so that every rank takes part in the step."""
+    def _forward(self, inputs: torch.Tensor) -> Outputs:
+        """Outputs of a micro-batch; an empty one costs a dummy forward, so that every rank takes part in the step."""
         run, device = self.run, self.run.world.device
-        empty = len(micro) == 0
+        count = len(inputs)
+        empty = count == 0
         synced = run.config.model.batchnorm == "sync"  # its statistics are a collective: an empty rank takes part too
-        inputs = micro.inputs.new_zeros((1, *micro.inputs.shape[1:])) if empty and not synced else micro.inputs
+        if empty and not synced:
+            inputs = inputs.new_zeros((1, *inputs.shape[1:]))
         if run.config.train.channels_last and inputs.ndim == 4:
             inputs = inputs.to(memory_format=torch.channels_last)
         # BatchNorm must not see the dummy, and local statistics of a single sample may not exist.
-        apart = not synced and (empty or (len(micro) == 1 and run.config.model.batchnorm == "local"))
+        apart = not synced and (empty or (count == 1 and run.config.model.batchnorm == "local"))
         if apart:
             run.model.eval()
         with autocast(run.config, run.world):
-            logits, maps = self.engine(inputs.to(device, non_blocking=True), with_maps=run.method.needs_maps)
+            logits, maps, features = self.engine(inputs.to(device, non_blocking=True), with_maps=run.method.needs_maps)
         if apart:
             run.model.train()
-        if empty:
-            logits, maps = logits[:0], None if maps is None else maps[:0]
-        micro.labels = micro.labels.to(device, non_blocking=True)
-        return Outputs(logits, maps)
+        return Outputs(logits[:count], None if maps is None else maps[:count], features[:count])
 
     def _note_bad(self, batch: Batch, bad_everywhere: int, position: Position) -> None:
         if bad_everywhere == 0:

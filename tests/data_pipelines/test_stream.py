@@ -264,3 +264,23 @@ def test_torch_threads_of_others_are_left_alone(source):
         assert set(found.values()) == {1}
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_second_view_has_its_own_draws_and_leaves_the_first_alone(tmp_path):
+    broken = (1, 2)
+    source = write_shards(tmp_path / "shards", [6, 5],
+                          lambda shard, row: b"no image" if (shard, row) == broken else image_bytes(shard, row))
+    plan = EpochPlan(source.rows, 5, 1, 1, 4, 2)
+    strong = Augment(SIZE, crop="random_resized", flip=True, cutout=0.5)
+    with EpochStream(source, plan, range(1), SampleMaker(AUGMENT, plan.seed, plan.epoch, strong=strong)) as stream:
+        twice = list(stream)
+    for one, two in zip(run(source, plan), twice, strict=True):
+        assert_same(one, two)
+        assert one.strong is None
+        assert two.strong is not None
+        for i, (shard, row) in enumerate(samples(two)):
+            rng = sample_rng(plan.seed, plan.epoch, shard, row)
+            image = decode_image(image_bytes(shard, row))
+            AUGMENT(image, rng)
+            assert torch.equal(two.strong[i], strong(image, rng)[0]), "the draws go on where the first view's ended"
+        assert torch.equal(two.narrow(1, 3).strong, two.strong[1:3])

@@ -53,7 +53,7 @@ model = build_model(config.model, config.data, 3, 0)
 engine, _ = build_engine(model, config, config.phases[0], world.start(60))
 seen = []
 model.backbone[0].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-logits, _ = engine(torch.zeros(2, 3, 16, 16, dtype=torch.uint8))
+logits, *_ = engine(torch.zeros(2, 3, 16, 16, dtype=torch.uint8))
 print(seen[0], logits.dtype, model.head.weight.dtype)
 """
 

@@ -45,7 +45,7 @@ def test_a_torchvision_file_gives_the_whole_models_logits(name, tmp_path):
     model.head.load_state_dict(last_linear(body).state_dict())
     with torch.no_grad():
         expected = body(pictures() / 255)
-        logits, maps = model(pictures(), with_maps=True)
+        logits, maps, _ = model(pictures(), with_maps=True)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(maps.mean((2, 3)), expected, rtol=1e-4, atol=1e-4)
     assert maps.shape[2] == maps.shape[3]
@@ -58,7 +58,7 @@ def test_a_torchvision_file_gives_the_whole_models_logits(name, tmp_path):
 def test_timm_backbones_give_square_maps_at_any_size(name, size, width, side):
     model = build(f"timm:{name}", size)
     with torch.no_grad():
-        logits, maps = model(pictures(size), with_maps=True)
+        logits, maps, _ = model(pictures(size), with_maps=True)
     assert model.head.in_features == width
     assert maps.shape == (2, 7, side, side)
     torch.testing.assert_close(maps.mean((2, 3)), logits, rtol=1e-4, atol=1e-4)

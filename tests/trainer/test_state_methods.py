@@ -18,7 +18,7 @@ from data_pipelines.readers import digits
 from data_pipelines.source import ShardSource
 from data_pipelines.stream import Batch
 from trainer.methods import build_method
-from trainer.methods.base import Outputs, Step, Task
+from trainer.methods.base import EpochStart, Outputs, Step, Task
 from trainer.sample_state import SampleState
 from trainer.world import World
 
@@ -69,7 +69,7 @@ class Harness:
 
     def epoch(self, epoch: int, on_step=None, maps=None, phase: int = 0) -> None:
         plan = EpochPlan(self.source.rows, 5, epoch, 1, BATCH, 2)
-        self.method.begin_epoch(phase, epoch, self.state)
+        self.method.begin_epoch(EpochStart(phase, epoch, 9, epoch, self.world, self.state, scored=lambda: iter(())))
         self.state.begin_epoch(plan, 0, epoch)
         for shards, rows in plan.batches(range(1)):
             samples = self.first[shards] + rows

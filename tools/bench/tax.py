@@ -130,7 +130,7 @@ class Racer:
             state.end_epoch()
         self.epoch += 1
         plan = self.phase.plans[self.epoch]
-        self.run.method.begin_epoch(0, self.epoch, state)
+        self.run.method.begin_epoch(self.phase.epoch_start(self.epoch))
         if state:
             state.begin_epoch(plan, 0, self.epoch)
         self.run.model.train()

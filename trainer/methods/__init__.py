@@ -51,7 +51,7 @@ def build_method(body: dict, task: Task) -> Method:
     if kind.needs_full_labels and not task.fully_annotated:
         raise UserError(f"method.name = {name!r} needs full labels, but the sidecar of data.train has unknown entries. "
                         "Use a fully annotated sidecar (data.train.labels=…), or a method for partial labels: 'an'.")
-    if name in ("iu", "iun") and not task.negatives.any():
+    if kind.needs_negatives and not task.negatives.any():
         raise UserError(f"method.name = {name!r} needs verified negatives, but the sidecar of data.train has none. "
                         "Make one with `lacuna annotate … --scheme single_positive --negatives 1` (iu) or -1 (iun).")
     return method

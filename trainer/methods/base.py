@@ -5,6 +5,7 @@ Legend: B batch rows on this rank, L classes, G grid side, N training samples.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -41,12 +42,16 @@ class Task:
     grid: int = 0  # G, side of the score maps; 0 if the inputs are feature vectors
     val_positives: float | None = None  # mean number of positives of a fully labelled validation image
     seed: int = 0
+    width: int = 0  # D, channels of the backbone's features
+    class_names: tuple[str, ...] = ()
+    class_ids: tuple[str, ...] = ()  # stable ids (WNIDs, MIDs), where the dataset has them
 
 
 @dataclass
 class Outputs:
     logits: torch.Tensor  # float32 [B, L]
     maps: torch.Tensor | None = None  # float32 [B, L, G, G] score-map logits, if the method asked for them
+    features: torch.Tensor | None = None  # [B, D, G, G], or [B, D] for feature shards: what the head saw
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,31 @@ class Step:
     phase: int = 0
     number: int = 0  # optimizer steps of this phase before this one
     state: StateRows | None = None  # the batch's rows of the method's fields
+    forward: Callable[[torch.Tensor], Outputs] | None = None  # for methods that look at further views of the batch
+
+
+@dataclass(frozen=True)
+class EpochStart:
+    """What a method may do between two epochs, on every rank alike."""
+
+    phase: int
+    epoch: int  # of this phase, from 0
+    epochs: int
+    overall: int  # counts epochs over all phases
+    world: World
+    state: SampleState | None
+    scored: Callable[[], Iterator[Scored]]
+    """A pass over this rank's share of all training samples: every sample once, in evaluation mode, without random
+    augmentation. Go through it to its end; rows of the state may be read and written on the way."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One batch of such a pass."""
+
+    batch: Batch
+    outputs: Outputs
+    state: StateRows | None
 
 
 @dataclass
@@ -84,10 +114,15 @@ class Method:
 
     settings_type: ClassVar[type[Settings]] = Settings
     paper: ClassVar[str] = ""
-    batch_coupled: ClassVar[bool] = False
+    published: ClassVar[dict[str, float]] = {}
+    """Test mAP of the paper, end to end from one positive per image, by dataset: voc12, coco14, nus, cub."""
+    batch_coupled: bool = False
     """True if a term needs the whole global batch at once (refused with gradient accumulation)."""
-    needs_maps: ClassVar[bool] = False
+    needs_maps: bool = False
+    needs_strong_view: bool = False
+    """True if the batch shall bring `strong`, a second view of every image by data.strong_augment."""
     needs_full_labels: ClassVar[bool] = False
+    needs_negatives: ClassVar[bool] = False
 
     def __init__(self, settings: Settings, task: Task):
         self.settings, self.task = settings, task
@@ -104,10 +139,14 @@ class Method:
         """Histograms int64 [L, 256] of the first values of fields that keep one, where label counts tell them."""
         return {}
 
-    def begin_epoch(self, phase: int, epoch: int, state: SampleState | None) -> None:
+    def module(self) -> torch.nn.Module | None:
+        """Parameters that learn together with the classifier's head; asked once, kept and checkpointed by the model."""
+        return None
+
+    def begin_epoch(self, start: EpochStart) -> None:
         """Called on every rank before the first batch of an epoch, not after a resume inside it.
 
-        `epoch` counts over all phases. Passes over all samples (thresholds, priors) belong here.
+        Passes over all samples (thresholds, priors, pseudo-labels) belong here.
         """
 
     def end_phase(self, steps: int) -> None:

@@ -85,6 +85,7 @@ class IgnoreUnknown(Method):
     """IU and IUN: known entries only. They differ in what is annotated: one negative, or every true negative."""
 
     paper = _PAPER
+    needs_negatives = True
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
         as_positive, as_negative = log_loss(outputs.logits)

@@ -81,7 +81,8 @@ class Csl(Method):
         super().__init__(settings, task)
         self.prior: torch.Tensor | None = None
         if settings.prior is not None:
-            self.prior = torch.from_numpy(read_prior(settings.prior, task.classes)).float()
+            prior = read_prior(settings.prior, task.classes, task.class_names, task.class_ids)
+            self.prior = torch.from_numpy(prior).float()
 
     @property
     def batch_coupled(self) -> bool:  # type: ignore[override]

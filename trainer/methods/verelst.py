@@ -21,6 +21,7 @@ from state_store import Field, Given
 from state_store.cutoffs import Cutoffs
 from trainer.heatmaps import read_crop, write_crop
 from trainer.methods.base import (
+    EpochStart,
     LossTerms,
     Masked,
     Method,
@@ -114,10 +115,11 @@ class Verelst(Method):
         counts[:, 0] = self.task.samples - self.task.positives - self.task.negatives
         return {"score": counts}
 
-    def begin_epoch(self, phase, epoch, state) -> None:
+    def begin_epoch(self, start: EpochStart) -> None:
         # Until one whole epoch of running averages exists, the expected positives are the annotated ones.
-        needed = self.supervision in ("en", "ep") and phase >= self.s.start_phase and epoch > 0
-        self.cutoffs = state.cutoffs("score", self.quotas, epoch) if needed else None
+        needed = self.supervision in ("en", "ep") and start.phase >= self.s.start_phase and start.overall > 0
+        assert start.state is not None
+        self.cutoffs = start.state.cutoffs("score", self.quotas, start.overall) if needed else None
 
     def state(self) -> dict[str, torch.Tensor]:
         if self.cutoffs is None:
