@@ -17,6 +17,7 @@ COMMANDS = {
     "annotate": ("tools.annotate", "simulate partial annotation as a new label sidecar over the same shards"),
     "inspect": ("tools.inspect_state", "look into the per-sample state: schema, sizes, histograms, one sample's row"),
     "state": ("tools.state", "list, verify, export, reshard and migrate the per-sample state of a run"),
+    "report": ("tools.report", "one HTML file about runs: curves, classes, beliefs about labels, heatmaps"),
     "heatmaps": ("tools.heatmaps", "draw the running heatmaps of training images"),
     "methods": ("tools.methods", "list the methods: paper, per-sample state, needs, settings and defaults"),
     "bench": ("tools.bench", "measure speed and quality; the last line is one JSON object"),

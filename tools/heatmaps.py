@@ -16,6 +16,7 @@ import state_store
 from data_pipelines.decode import decode_image
 from data_pipelines.errors import UserError
 from data_pipelines.source import OpenShard, ShardSource
+from state_store.store import SnapshotReader, StateStore
 from state_store.topk import UNTRACKED
 from trainer.config import Config, load_config
 
@@ -42,7 +43,7 @@ def draw_heatmaps(config: Config, folder: str, out: str, shard: int, rows: list[
                   snapshot: str | None = None) -> None:
     source = ShardSource.load(config.data.train.url, config.data.train.labels, None)
     store = state_store.open(config.train.state_url or os.path.join(folder, "state"))
-    if "heat" not in store.schema.fields and "heat_values" not in store.schema.fields:
+    if not keeps_heatmaps(store):
         raise UserError(f"{folder}: its method keeps no heatmaps (fields: {', '.join(store.schema.fields)}). "
                         "Use a run of a method that ends in _scl.")
     names = [entry.name for entry in store.snapshots()]
@@ -51,21 +52,26 @@ def draw_heatmaps(config: Config, folder: str, out: str, shard: int, rows: list[
     if not 0 <= shard < len(source.index.shards) or not all(0 <= r < source.index.shards[shard].rows for r in rows):
         raise UserError(f"--shard {shard} --rows {rows}: the set has shards 0..{len(source.index.shards) - 1}, "
                         f"with rows 0..{source.index.shards[min(shard, len(source.index.shards) - 1)].rows - 1}.")
-    reader = store.reader(snapshot or names[-1])
+    maps = maps_of(store.reader(snapshot or names[-1]), shard, rows)
     opened = source.open(shard)
-    strips = [_strip(opened, row, _maps(reader, shard, row), source.index.classes, classes) for row in rows]
+    strips = [_strip(opened, row, maps[i], source.index.classes, classes) for i, row in enumerate(rows)]
     sheet = Image.new("RGB", (max(s.width for s in strips), sum(s.height for s in strips)), "white")
     for i, strip in enumerate(strips):
         sheet.paste(strip, (0, i * strip.height))
     sheet.save(out)
 
 
-def _maps(reader: state_store.store.SnapshotReader, shard: int, row: int) -> dict[int, np.ndarray]:
-    """class id → heatmap uint8 [W, W] of one sample; never-visited top-k samples have none."""
+def keeps_heatmaps(store: StateStore) -> bool:
+    return "heat" in store.schema.fields or "heat_values" in store.schema.fields
+
+
+def maps_of(reader: SnapshotReader, shard: int, rows: list[int]) -> list[dict[int, np.ndarray]]:
+    """For each row, class id → heatmap uint8 [W, W]; never-visited top-k samples have none."""
     if "heat" in reader.schema.fields:
-        return dict(enumerate(reader.read_shard("heat", shard)[row]))
-    ids, values = reader.read_shard("heat_ids", shard)[row], reader.read_shard("heat_values", shard)[row]
-    return {int(i): value for i, value in zip(ids, values, strict=True) if i != UNTRACKED}
+        return [dict(enumerate(maps)) for maps in reader.read_shard("heat", shard)[rows]]
+    ids, values = reader.read_shard("heat_ids", shard)[rows], reader.read_shard("heat_values", shard)[rows]
+    return [{int(i): value for i, value in zip(*pair, strict=True) if i != UNTRACKED}
+            for pair in zip(ids, values, strict=True)]
 
 
 def _strip(opened: OpenShard, row: int, maps: dict[int, np.ndarray], names: list[str], count: int) -> Image.Image:
@@ -79,13 +85,13 @@ def _strip(opened: OpenShard, row: int, maps: dict[int, np.ndarray], names: list
     draw = ImageDraw.Draw(strip)
     draw.text((2, 1), opened.members.keys[row], fill="black")
     for i, cls in enumerate(best, 1):
-        strip.paste(_overlay(picture, maps[cls]), (i * _CELL, _TEXT))
+        strip.paste(overlay(picture, maps[cls]), (i * _CELL, _TEXT))
         mark = " (annotated)" if cls in known else ""
         draw.text((i * _CELL + 2, 1), f"{names[cls]} {maps[cls].max() / 255:.2f}{mark}", fill="black")
     return strip
 
 
-def _overlay(picture: Image.Image, heat: np.ndarray) -> Image.Image:
+def overlay(picture: Image.Image, heat: np.ndarray) -> Image.Image:
     """Red where the map is high, over a greyed image."""
     smooth = Image.fromarray(heat).resize(picture.size, Image.Resampling.BILINEAR)
     level = np.asarray(smooth, np.float32)[..., None] / 255

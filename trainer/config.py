@@ -168,7 +168,7 @@ class Config(Section):
 
     def differences(self, other: Config) -> list[str]:
         """Keys that give two configs different fingerprints, as `section.key: this → other`."""
-        mine, theirs = _flat(self._identity()), _flat(other._identity())
+        mine, theirs = flat(self._identity()), flat(other._identity())
         return [f"{key}: {mine.get(key)!r} → {theirs.get(key)!r}" for key in sorted({*mine, *theirs})
                 if mine.get(key) != theirs.get(key)]
 
@@ -310,9 +310,9 @@ def _set(body: dict, path: list[str], value: Any, override: str) -> None:
             node = node[part]
 
 
-def _flat(body: Any, path: str = "") -> dict[str, Any]:
+def flat(body: Any, path: str = "") -> dict[str, Any]:
     """Nested sections and lists as {"phases.0.lr": value}."""
     if isinstance(body, dict | list):
         items = body.items() if isinstance(body, dict) else enumerate(body)
-        return {key: value for name, part in items for key, value in _flat(part, f"{path}.{name}".strip(".")).items()}
+        return {key: value for name, part in items for key, value in flat(part, f"{path}.{name}".strip(".")).items()}
     return {path: body}

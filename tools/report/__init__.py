@@ -1,0 +1,65 @@
+"""One self-contained HTML file about one or several runs: no server, no network, light and dark.
+
+  lacuna report runs/my-run                                            writes runs/my-run/report.html
+  lacuna report runs/an runs/en runs/role --oracle runs/full --out report.html      a comparison with gap closed
+Curves, per-class AP, what the model believes about labels that were not observed, heatmaps over the epochs, state I/O
+and the difference of the configs. Figures over training use kept snapshots: a larger train.keep keeps more of them.
+What a run cannot show is listed at the end of the page with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+from data_pipelines import storage
+from data_pipelines.errors import UserError
+from tools.progress import progress
+from tools.report.beliefs import beliefs_of
+from tools.report.comparing import class_table, config_differences, gap_closed
+from tools.report.page import render
+from tools.report.run_folder import RunFolder
+from tools.report.strips import strips_of
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders; differences are to the first")
+    parser.add_argument("--out", help="HTML file (default: report.html in the first run's folder)")
+    parser.add_argument("--oracle", metavar="RUN", help="run with full labels, for the table of how much gap is closed")
+    parser.add_argument("--samples", type=int, default=5000, help="training samples to look at (default 5000)")
+    parser.add_argument("--full-labels", default="labels", metavar="SIDECAR",
+                        help="sidecar with the true labels of the training set, if it exists (default: labels)")
+    parser.add_argument("--images", type=int, default=6, help="training images with heatmaps (default 6)")
+    parser.add_argument("--json", action="store_true", help="print the page's data as JSON instead of writing it")
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.samples < 1:
+        raise UserError(f"--samples {args.samples}: at least 1 is needed.")
+    folders = [RunFolder.open(path) for path in args.runs]
+    oracle = RunFolder.open(args.oracle) if args.oracle else None
+    if oracle and oracle.path not in [folder.path for folder in folders]:
+        folders.append(oracle)
+    data = page_data(folders, oracle, args)
+    if args.json:
+        print(json.dumps(data, ensure_ascii=False))
+        return
+    out = args.out or os.path.join(folders[0].path, "report.html")
+    storage.write_atomic(out, render(data).encode())
+    print(out)
+
+
+def page_data(folders: list[RunFolder], oracle: RunFolder | None, args: argparse.Namespace) -> dict:
+    absent: list[dict[str, str]] = []
+    runs = []
+    for folder in progress(folders, len(folders), "reading runs", "runs"):
+        def lacks(what: str, why: str, run: str = folder.name) -> None:
+            absent.append({"run": run, "what": what, "why": why})
+
+        runs.append({**folder.facts(lacks), "beliefs": beliefs_of(folder, args.full_labels, args.samples, lacks),
+                     "strips": strips_of(folder, args.full_labels, args.images, lacks)})
+    if oracle is None:
+        absent.append({"run": "", "what": "gap closed", "why": "no run with full labels was given: pass --oracle RUN."})
+    return {"runs": runs, "absent": absent, "classes": class_table(folders), "config": config_differences(folders),
+            "gap": gap_closed(folders, oracle) if oracle else None}

@@ -1,0 +1,151 @@
+"""What a run believed about the labels of its training samples, at every kept snapshot.
+
+Beliefs are probabilities [n, L]: what the state store remembers: running scores, or ROLE's label estimates as last
+written. With the full labels at hand they are compared with the truth.
+Legend: n samples, L classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from data_pipelines.index import Sidecar, sidecar_names
+from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from data_pipelines.source import ShardSource
+from state_store.store import StateStore
+from tools.report.run_folder import Lacks, RunFolder
+from trainer.metrics import average_precision
+
+BINS = 20
+_MOST_ENTRIES = 50_000_000  # 200 MB of beliefs at a time
+_SCORES = {"score": lambda values: values, "phi": lambda values: 1 / (1 + np.exp(-values))}
+_SOURCES = {"score": "running scores of the state store", "phi": "label estimates σ(φ) as last written"}
+
+
+@dataclass(frozen=True)
+class View:
+    """One moment of training; `shard(s)` gives the beliefs about the shard's rows that take part, and those rows."""
+
+    step: int
+    shard: Callable[[int], tuple[np.ndarray, np.ndarray] | None]
+
+
+def beliefs_of(folder: RunFolder, full_name: str, samples: int, lacks: Lacks) -> dict[str, Any] | None:
+    source = folder.train
+    if source is None:
+        return None
+    full = full_labels(source, full_name)
+    unobserved = "distribution for unobserved positives, label recovery"
+    if full is None:
+        lacks(unobserved, f"the training set has no full labels (no sidecar {full_name!r} without unknown entries).")
+    elif full.fingerprint == source.sidecar.fingerprint:
+        lacks(unobserved, "it was trained with the full labels: nothing is unobserved.")
+        full = None
+    origin, views = _views(folder, source, lacks)
+    if not views:
+        return None
+    chosen = spread_shards(source, min(samples, max(1, _MOST_ENTRIES // source.classes)))
+    taken = [_look(view, source, full, chosen) for view in views]
+    moments = [{"step": view.step, **facts} for view, facts in zip(views, taken, strict=True) if facts]
+    if not moments:
+        lacks("beliefs about training labels", "no shard of the state was ever written.")
+        return None
+    last = moments[-1]
+    frequency = [{"name": name, "estimated": a, "true": b} for name, a, b in zip(
+        source.index.classes, last["estimated"], last["true"], strict=True)]
+    for moment in moments:
+        del moment["estimated"], moment["true"]
+    return {"origin": origin, "samples": last["samples"], "full": full is not None, "moments": moments,
+            "frequency": frequency}
+
+
+def full_labels(source: ShardSource, name: str) -> Sidecar | None:
+    """The sidecar if it is there and knows every entry."""
+    if name not in sidecar_names(source.index):
+        return None
+    sidecar = Sidecar.load(source.index, name)
+    return sidecar if sidecar.unlisted == NEGATIVE else None
+
+
+def spread_shards(source: ShardSource, samples: int) -> list[int]:
+    """Shards with about so many samples, evenly over the set."""
+    there = np.flatnonzero(source.rows)
+    count = int(np.ceil(samples / max(1.0, float(source.rows[there].mean()))))
+    places = np.linspace(0, len(there) - 1, min(count, len(there))).round().astype(int)
+    return [int(shard) for shard in there[np.unique(places)]]
+
+
+def _views(folder: RunFolder, source: ShardSource, lacks: Lacks) -> tuple[str, list[View]]:
+    store = folder.store
+    field = next((name for name in _SCORES if store and name in store.schema.fields), None)
+    if store is None or field is None:
+        lacks("beliefs about training labels", f"the method {folder.config.method['name']!r} remembers no scores of "
+              "all classes.")
+        return "", []
+    return _SOURCES[field], [_state_view(store, entry.name, field, source) for entry in store.snapshots()]
+
+
+def _state_view(store: StateStore, snapshot: str, field: str, source: ShardSource) -> View:
+    reader, spec = store.reader(snapshot), store.schema.fields[field]
+
+    def shard(number: int) -> tuple[np.ndarray, np.ndarray] | None:
+        if reader.refs.get(field, {}).get(number) is None:
+            return None  # not visited yet: it still has its initial values
+        used = _used(source, number)
+        values = _SCORES[field](spec.decode(reader.read_shard(field, number)[used]))
+        return values.astype(np.float32), used
+
+    return View(step_of(snapshot), shard)
+
+
+def _used(source: ShardSource, shard: int) -> np.ndarray:
+    return np.arange(source.index.shards[shard].rows) if source.subset is None else np.flatnonzero(
+        source.subset.mask(shard))
+
+
+def step_of(name: str) -> int:
+    """Of a checkpoint's or snapshot's name; 0 for one that a person named."""
+    digits = name.rpartition("-")[2]
+    return int(digits) if digits.isdigit() else 0
+
+
+def _look(view: View, source: ShardSource, full: Sidecar | None, shards: list[int]) -> dict[str, Any] | None:
+    values, truths, knowns = [], [], []
+    for shard in shards:
+        found = view.shard(shard)
+        if found is None or not len(found[1]):
+            continue
+        values.append(found[0])
+        knowns.append(source.sidecar.labels(shard).dense(source.classes, found[1]))
+        if full is not None:
+            truths.append(full.labels(shard).dense(source.classes, found[1]))
+    if not values:
+        return None
+    return moment_facts(np.concatenate(values), np.concatenate(knowns), np.concatenate(truths) if truths else None)
+
+
+def moment_facts(beliefs: np.ndarray, known: np.ndarray, truth: np.ndarray | None) -> dict[str, Any]:
+    """Histograms (fractions a bin) and mAPs of one moment; `known` are the labels that training saw."""
+    facts: dict[str, Any] = {"samples": len(beliefs), "top1": _shares(beliefs.max(axis=1)),
+                             "estimated": beliefs.mean(axis=0, dtype=np.float64).tolist(),
+                             "true": [None] * beliefs.shape[1]}
+    if truth is not None:
+        hidden = known == UNKNOWN
+        facts |= {
+            "unobserved_positive": _shares(beliefs[hidden & (truth == POSITIVE)]),
+            "unobserved_negative": _shares(beliefs[hidden & (truth == NEGATIVE)]),
+            "recovery": average_precision(beliefs, truth, ungrouped=False).summary()["map_skip_empty"],
+            "recovery_unobserved": average_precision(beliefs, np.where(hidden, truth, np.int8(UNKNOWN)),
+                                                     ungrouped=False).summary()["map_skip_empty"],
+            "true": (truth == POSITIVE).mean(axis=0).tolist(),
+        }
+    return facts
+
+
+def _shares(values: np.ndarray) -> list[float]:
+    counts, _ = np.histogram(values, BINS, (0.0, 1.0))
+    return (counts / max(1, counts.sum())).tolist()

@@ -1,0 +1,147 @@
+"""What a run folder holds, as the page needs it: curves, results, AP of every class."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import state_store
+from data_pipelines import storage
+from data_pipelines.errors import UserError
+from data_pipelines.labels import NEGATIVE
+from data_pipelines.source import ShardSource
+from state_store.store import StateStore
+from trainer.config import Config, load_config
+from trainer.run_log import read_metrics
+
+Lacks = Callable[[str, str], None]  # (what, why) → a line in the page's list of what is absent
+_POINTS = 800  # of a curve: more cannot be told apart on a screen
+_CUMULATIVE = ("state_stall_seconds", "state_bytes_read", "state_bytes_written")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: str
+    config: Config
+    lines: list[dict]  # of metrics.jsonl
+
+    @classmethod
+    def open(cls, path: str) -> RunFolder:
+        path = os.path.abspath(path)
+        where, metrics = os.path.join(path, "config.yaml"), os.path.join(path, "metrics.jsonl")
+        if not os.path.exists(where):
+            raise UserError(f"{where}: no such file, so {path} is not a run folder. Give run_folder/name of a run.")
+        return cls(path, load_config(where, []), read_metrics(metrics) if os.path.exists(metrics) else [])
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path)
+
+    @cached_property
+    def results(self) -> dict[str, Any]:
+        return self._json("results.json")
+
+    @cached_property
+    def train(self) -> ShardSource | None:
+        """The training set, if it is still where it was."""
+        split = self.config.data.train
+        try:
+            return ShardSource.load(split.url, split.labels, split.subset, self.config.data.scratch)
+        except UserError:
+            return None
+
+    @cached_property
+    def store(self) -> StateStore | None:
+        """The per-sample state, if the method keeps any."""
+        url = self.config.train.state_url or os.path.join(self.path, "state")
+        return state_store.open(url) if storage.exists(storage.join(url, "zarr.json")) else None
+
+    def scores(self) -> dict[str, float | None]:
+        """mAP (classes without positives skipped) of the finished run, or of the best epoch so far."""
+        found = {split: self.results.get(split, {}).get("map_skip_empty") for split in ("val", "test")}
+        if found["val"] is None:
+            seen = [line["val_map_skip_empty"] for line in self.lines if line.get("val_map_skip_empty") is not None]
+            found["val"] = max(seen, default=None)
+        return found
+
+    def facts(self, lacks: Lacks) -> dict[str, Any]:
+        if not self.lines:
+            lacks("curves", "metrics.jsonl is not there or empty: no step was reported yet.")
+        if not self.results:
+            lacks("test results", "results.json is not there: the run has not finished.")
+        source = self.train
+        if source is None:
+            lacks("figures about the training set", f"{self.config.data.train.url} cannot be read any more.")
+        elif not any("state_bytes_read" in line for line in self.lines):
+            lacks("state-store I/O", f"the method {self.config.method['name']!r} keeps no per-sample state.")
+        return {"name": self.name, "path": self.path, "method": self.config.method["name"],
+                "phases": [phase.name for phase in self.config.phases], "scores": self.scores(),
+                "samples": int(source.rows.sum()) if source else None,
+                "steps": max((line["step"] for line in self.lines), default=0), "versions": self._json("versions.json"),
+                "curves": curves(self.lines)}
+
+    def class_rows(self) -> dict[str, dict[str, Any]]:
+        """class name → AP on the test set (validation set, if there is no test)."""
+        for split in ("test", "val"):
+            path = os.path.join(self.path, f"{split}_classes.csv")
+            if os.path.exists(path):
+                with open(path, encoding="utf-8", newline="") as f:
+                    return {row["name"]: {"split": split, "id": row["id"], "positives": int(row["positives"]),
+                                          "ap": float(row["ap"]) if row["ap"] else None} for row in csv.DictReader(f)}
+        return {}
+
+    def annotated_fraction(self) -> dict[str, float]:
+        """class name → annotated entries ÷ training samples, by the sidecar's counts."""
+        source = self.train
+        if source is None:
+            return {}
+        sidecar = source.sidecar
+        if sidecar.unlisted == NEGATIVE:
+            return dict.fromkeys(source.index.classes, 1.0)
+        total = (sidecar.positives + sidecar.negatives) / max(1, source.index.samples)
+        return dict(zip(source.index.classes, total.tolist(), strict=True))
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = os.path.join(self.path, name)
+        if not os.path.exists(path):
+            return {}
+        with open(path, encoding="utf-8") as f:
+            return json.load(f)
+
+
+def curves(lines: list[dict]) -> dict[str, list[list[float | None]]]:
+    """name → [step, value] points; counters that only grow become what happened between two reports, per step."""
+    found: dict[str, list[list[float | None]]] = {}
+    before: dict[str, float] = {}
+    last_step = 0
+    for line in lines:
+        if line["kind"] not in ("train", "epoch"):
+            continue
+        step = line["step"]
+        for key, value in line.items():
+            if key in ("kind", "step", "phase", "epoch", "bad") or not isinstance(value, int | float):
+                continue
+            if key in _CUMULATIVE:
+                # A resumed launch counts from 0 again.
+                grown = value - before.get(key, 0) if value >= before.get(key, 0) else value
+                before[key] = value
+                value = grown / max(1, step - last_step)
+            elif key == "data_wait_seconds":
+                value = value / max(1, step - last_step)
+            name = f"epoch_{key}" if line["kind"] == "epoch" and not key.startswith("val_") else key
+            found.setdefault(name, []).append([step, value if math.isfinite(value) else None])
+        if line["kind"] == "train":
+            last_step = step
+    return {name: _thinned(points) for name, points in found.items()}
+
+
+def _thinned(points: list) -> list:
+    """Every k-th point and the last: a curve of a million steps must not make a page of a hundred megabytes."""
+    stride = -(-len(points) // _POINTS)
+    return points[::stride] + (points[-1:] if (len(points) - 1) % stride else [])
