@@ -45,18 +45,19 @@ def evaluate(model: Classifier, source: ShardSource, config: Config, world: Worl
                 ordinals = first[batch.shards] + batch.rows
                 collector.add(torch.sigmoid(logits).float().cpu(), batch.labels, ordinals=ordinals)
     model.train(was_training)
-    _judge_bad([sample for part in world.gather(bad) for sample in part], int(source.rows.sum()), config, where)
+    judge_bad([sample for part in world.gather(bad) for sample in part], int(source.rows.sum()),
+              config.data.max_bad_fraction, f"data.{where}")
     return collector.result(world.control if world.size > 1 else None)
 
 
-def _judge_bad(bad: list[BadSample], samples: int, config: Config, where: str) -> None:
+def judge_bad(bad: list[BadSample], samples: int, most: float, where: str) -> None:
     """A few corrupt samples are said, too many end the run: the score would be of another set."""
     if not bad:
         return
-    text = (f"{len(bad)} of {samples} samples of data.{where} cannot be decoded, e.g. {bad[0].key!r} in "
+    text = (f"{len(bad)} of {samples} samples of {where} cannot be decoded, e.g. {bad[0].key!r} in "
             f"{bad[0].shard} ({bad[0].reason})")
-    if len(bad) > config.data.max_bad_fraction * samples:
-        raise UserError(f"{text}: more than data.max_bad_fraction = {config.data.max_bad_fraction} allows. "
+    if len(bad) > most * samples:
+        raise UserError(f"{text}: more than data.max_bad_fraction = {most} allows. "
                         "Repair them (`lacuna shards check` finds them all) or raise it.")
     log.warning("%s: the score leaves them out", text)
 

@@ -59,6 +59,8 @@ def train(run: Run) -> dict | None:
     if checkpoint:
         log.info("resuming from %s", checkpoint.folder)
     run.run_log.rewind(position.total_steps)
+    index = run.sources["train"].index
+    run.run_log.write_class_list(index.classes, index.class_ids)
     open_state(run, checkpoint)
     for number in range(position.phase, len(run.config.phases)):
         phase = Phase(run, number, checkpoint)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 _PACKAGES = ("torch", "torchvision", "timm", "deepspeed", "webdataset", "zarr", "numcodecs", "ray", "fsspec", "numpy")
+CLASS_LIST = "classes.json"  # in the run folder: what the model's outputs are called
 log = logging.getLogger("lacuna")
 
 
@@ -61,6 +62,12 @@ class RunLog:
         from torch.utils.tensorboard import SummaryWriter
 
         self.board = SummaryWriter(os.path.join(self.folder, "tensorboard"), purge_step=total_steps + 1)
+
+    def write_class_list(self, names: list[str], ids: list[str]) -> None:
+        """The model outlives its training set: whoever uses it must still know what its outputs are."""
+        if self.main:
+            body = json.dumps({"classes": names, "class_ids": ids}, ensure_ascii=False, indent=1)
+            storage.write_atomic(os.path.join(self.folder, CLASS_LIST), body.encode())
 
     def write(self, kind: str, step: int, values: dict) -> None:
         """One JSON line, and the numbers to TensorBoard."""

@@ -1,0 +1,130 @@
+"""Proves that a pass gives the same bytes on 1 worker, 2 workers, 2 nodes and after a kill, and resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pass_jobs import KilledOnce, Squares
+
+from data_pipelines.errors import UserError
+from data_pipelines.source import ShardSource
+from tools.passes.parts import Parts
+from tools.passes.pool import Pool, PoolSettings, open_pool
+from tools.passes.scoring import ScoreJob, ShardModel, bad_of, score, shard_rows
+from tools.passes.trained import check_classes, load_model, open_trained
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with open_pool(PoolSettings(workers=2)) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def job(trained) -> ScoreJob:
+    return ScoreJob(open_trained(trained.full), ShardSource.load(str(trained.data / "val"), "labels", None))
+
+
+@pytest.fixture(scope="module")
+def expected(job, tmp_path_factory) -> Path:
+    """The parts as made without Ray."""
+    folder = tmp_path_factory.mktemp("expected")
+    work, parts = job.build(), Parts(str(folder), job.fingerprint)
+    for shard in shard_rows(job.source):
+        parts.write(shard, work(shard))
+    return folder
+
+
+def same_files(a: Path, b: Path) -> bool:
+    names = sorted(p.name for p in a.iterdir())
+    return names == sorted(p.name for p in b.iterdir()) and all(
+        (a / name).read_bytes() == (b / name).read_bytes() for name in names)
+
+
+def test_scores_do_not_depend_on_workers_or_kills(pool, job, expected, tmp_path):
+    rows = shard_rows(job.source)
+    Pool(1, gpus=False).run(job, rows, str(tmp_path / "one"), "scoring")
+    assert same_files(expected, tmp_path / "one")
+    killed = KilledOnce(job, shard=1, flag=str(tmp_path / "killed"))
+    pool.run(killed, rows, str(tmp_path / "two"), "scoring")
+    assert (tmp_path / "killed").exists()
+    assert same_files(expected, tmp_path / "two")
+
+
+def test_rerun_skips_finished_shards(pool, tmp_path):
+    rows = dict.fromkeys(range(5), 1)
+    with pytest.raises(UserError, match=r"^shard 3: truncated\.$"):
+        Pool(1, False).run(Squares(str(tmp_path / "log"), refuses=3), rows, str(tmp_path / "parts"), "x")
+    parts = pool.run(Squares(str(tmp_path / "log")), rows, str(tmp_path / "parts"), "x")
+    assert sorted((tmp_path / "log").read_text().split()) == ["0", "1", "2", "3", "4"]  # each once over both runs
+    assert [int(part["square"]) for _, part in parts.read_all(list(rows))] == [0, 1, 4, 9, 16]
+    # Another fingerprint is another pass: nothing of the first is reused.
+    pool.run(Squares(str(tmp_path / "log"), fingerprint="other"), {2: 1}, str(tmp_path / "parts"), "x")
+    assert (tmp_path / "log").read_text().split().count("2") == 2
+
+
+def test_errors_name_their_cause(pool, tmp_path):
+    with pytest.raises(UserError, match=r"^model.backbone = 'x': no such backbone\.$"):
+        Pool(1, False).run(Squares(builds=False), {0: 1}, str(tmp_path), "x")
+    with pytest.raises(UserError, match="3 workers died over shard 0"):
+        Pool(1, False).run(Squares(dies=0), {0: 1}, str(tmp_path), "x")
+    with pytest.raises(UserError, match=r"part-000007\.squares\.npz.*--parts"):
+        Parts(str(tmp_path), "squares").read(7)
+    Path(Parts(str(tmp_path), "squares").url(7)).write_bytes(b"PK\x03\x04 torn")
+    with pytest.raises(UserError, match="damaged"):
+        Parts(str(tmp_path), "squares").read(7)
+
+
+def test_two_nodes(job, expected, tmp_path, pool):
+    import ray
+    from ray.cluster_utils import Cluster
+
+    ray.shutdown()  # the module's pool: this is its last test
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1)
+        with open_pool(PoolSettings(address=cluster.address)) as two:
+            assert [node["Resources"]["CPU"] for node in ray.nodes()] == [1, 1]
+            assert two.workers == 2  # so there is one on each
+            two.run(job, shard_rows(job.source), str(tmp_path / "nodes"), "scoring")
+    finally:
+        cluster.shutdown()
+    assert same_files(expected, tmp_path / "nodes")
+
+
+def test_trained_model_is_the_best_checkpoint(trained, job, expected):
+    folder, trained = Path(trained.full), job.trained
+    results = json.loads((folder / "results.json").read_text())
+    assert trained.checkpoint.endswith(f"step-{results['best_step']:08d}")
+    assert open_trained(trained.checkpoint) == trained
+    assert trained.classes == job.source.index.classes
+    worker = ShardModel(load_model(trained, job.source, torch.device("cpu")), job.source, trained.config)
+    scores, facts = worker.run(0, score)
+    part = Parts(str(expected), job.fingerprint).read(0)
+    assert np.array_equal(scores, part["scores"])
+    assert bad_of(part) == []
+    assert np.array_equal(facts["rows"], np.arange(job.source.index.shards[0].rows))
+
+
+def test_bad_checkpoints(job, tmp_path):
+    with pytest.raises(UserError, match="no such folder"):
+        open_trained(str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match="no finished checkpoint"):
+        open_trained(str(tmp_path))
+    copy = tmp_path / "run"
+    shutil.copytree(job.trained.run, copy)
+    trained = open_trained(str(copy))
+    Path(trained.checkpoint, trained.weights).write_bytes(b"\0" * 100)
+    with pytest.raises(UserError, match="damaged"):
+        load_model(trained, job.source, torch.device("cpu"))
+    index = job.source.index
+    swapped = dataclasses.replace(index, classes=[index.classes[1], index.classes[0], *index.classes[2:]], class_ids=[])
+    with pytest.raises(UserError, match=f"class 0 is {index.classes[1]!r}, the model's is {index.classes[0]!r}"):
+        check_classes(trained, swapped)
+    check_classes(trained, index)

@@ -1,0 +1,115 @@
+"""What a model says about one shard: batches in row order, the same on every worker, and the jobs made of that.
+
+Legend: n readable rows of a shard, L classes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from data_pipelines.plan import EpochPlan
+from data_pipelines.source import ShardSource
+from data_pipelines.stream import BadSample, EpochStream
+from tools.passes.parts import fingerprint_of
+from tools.passes.trained import Trained, load_model
+from trainer.config import Config
+from trainer.evaluate import EVAL_BATCH, autocast, eval_maker
+from trainer.models import Classifier
+from trainer.world import World
+
+T = TypeVar("T")
+Arrays = Mapping[str, np.ndarray]
+
+
+class ShardModel:
+    """A model beside the data it looks at; built once by a worker, then asked about one shard after another."""
+
+    def __init__(self, model: Classifier, source: ShardSource, config: Config):
+        self.model, self.source, self.config = model, source, config
+        self.world = World(model.mean.device)
+
+    def run(self, shard: int, compute: Callable[[Classifier, torch.Tensor], torch.Tensor]) -> tuple[np.ndarray, Arrays]:
+        """(compute's answers [n, …], facts): facts are `rows` int64 [n] (places in the tar) and `bad` (for `bad_of`).
+
+        Batches are those of this shard alone, so what is computed does not depend on the other shards.
+        """
+        rows = np.zeros_like(self.source.rows)
+        rows[shard] = self.source.rows[shard]
+        plan = EpochPlan(rows, 0, 0, 1, EVAL_BATCH, open_shards=1, shuffle=False)
+        data = self.config.data
+        stream = EpochStream(self.source, plan, range(1), eval_maker(self.config, self.source), workers=data.workers,
+                             prefetch=data.prefetch, pin=self.world.device.type == "cuda")
+        answers, places, bad = [], [], list[BadSample]()
+        with stream, torch.no_grad(), autocast(self.config, self.world):
+            for batch in stream:
+                bad += batch.bad
+                if len(batch):
+                    inputs = batch.inputs.to(self.world.device, non_blocking=True)
+                    if self.config.train.channels_last and inputs.ndim == 4:
+                        inputs = inputs.to(memory_format=torch.channels_last)
+                    answers.append(compute(self.model, inputs).float().cpu().numpy())
+                    places.append(batch.rows)
+        facts = {"rows": np.concatenate(places) if places else np.zeros(0, np.int64), "bad": _pack_bad(bad)}
+        return (np.concatenate(answers) if answers else np.zeros((0, 0), np.float32)), facts
+
+
+def score(model: Classifier, inputs: torch.Tensor) -> torch.Tensor:
+    """σ(logits) [B, L]."""
+    return torch.sigmoid(model(inputs)[0])
+
+
+@dataclass(frozen=True)
+class ScoreJob:
+    """Every sample's scores: parts with `scores` float32 [n, L], `rows`, `bad`. Labels play no part in it."""
+
+    trained: Trained
+    source: ShardSource
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(job="scores", **pass_facts(self.trained, self.source))
+
+    def build(self) -> Callable[[int], Arrays]:
+        worker = on_this_device(self.trained, self.source)
+
+        def work(shard: int) -> Arrays:
+            scores, facts = worker.run(shard, score)
+            return {"scores": scores, **facts}
+
+        return work
+
+
+def on_this_device(trained: Trained, source: ShardSource) -> ShardModel:
+    """For a worker: on the GPU that Ray gave to it, if any; with one thread, so that sums have one order anywhere."""
+    torch.set_num_threads(1)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return ShardModel(load_model(trained, source, device), source, trained.config)
+
+
+def pass_facts(trained: Trained, source: ShardSource) -> dict:
+    """What a pass's numbers depend on: weights, how images are prepared, and which samples there are."""
+    data = trained.config.data
+    return {"weights": trained.digest, "index": source.index.fingerprint,
+            "subset": source.subset.fingerprint if source.subset else "all rows",
+            "inputs": [data.image_size, data.eval_crop, data.normalize],
+            "precision": trained.config.train.precision, "batch": EVAL_BATCH}
+
+
+def shard_rows(source: ShardSource) -> dict[int, int]:
+    """shard → samples that take part, of shards that have any."""
+    return {int(shard): int(source.rows[shard]) for shard in np.flatnonzero(source.rows)}
+
+
+def _pack_bad(bad: list[BadSample]) -> np.ndarray:
+    return np.frombuffer(json.dumps([asdict(sample) for sample in bad]).encode(), np.uint8)
+
+
+def bad_of(part: Arrays) -> list[BadSample]:
+    """Samples of a part that could not be decoded."""
+    return [BadSample(**facts) for facts in json.loads(part["bad"].tobytes())]
