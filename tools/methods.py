@@ -73,10 +73,10 @@ def example(name: str, classes: int) -> Method:
     return kind(validated(kind.settings_type, {**required, "name": name}, f"method {name!r}"), task)
 
 
-def class_state(method: Method) -> list[dict[str, Any]]:
-    """What is kept once, not per sample."""
-    kept = {**method.state(), **dict(module.named_parameters() if (module := method.module()) else ())}
-    return [{"name": name, "shape_at_80_classes": list(tensor.shape)} for name, tensor in kept.items()]
+def class_state(method: Method) -> dict[str, str]:
+    """What is kept once, not per sample: name → dtype and shape."""
+    trained = dict(module.named_parameters() if (module := method.module()) else ())
+    return {**method.class_state, **{f"{name} (trained)": f"float32 {list(t.shape)}" for name, t in trained.items()}}
 
 
 def needs(method: Method) -> list[str]:
@@ -84,6 +84,9 @@ def needs(method: Method) -> list[str]:
         (method.needs_full_labels, "full labels"),
         (method.needs_negatives, "verified negatives"),
         (method.needs_maps, "score maps (images, not feature shards)"),
+        (bool(method.needs_scores), f"imported tables of scores: {', '.join(method.needs_scores)} "
+                                    "(`lacuna import-scores`)"),
+        (method.needs_pass, "a pass over all training samples between epochs"),
         (method.needs_strong_view, "a second, strongly augmented view (images, not feature shards)"),
         (method.batch_coupled, "the whole global batch at once (no gradient accumulation)"),
     ) if wanted]
@@ -99,7 +102,7 @@ def settings_of(kind: type[Method]) -> list[dict[str, Any]]:
 def as_text(entry: dict[str, Any], detailed: bool) -> str:
     settings = ", ".join(s["name"] if s["required"] else f"{s['name']}={_plain(s['default'])}"
                          for s in entry["settings"])
-    kept = ", ".join(f"{s['name']} {s['shape_at_80_classes']}" for s in entry["class_state"])
+    kept = ", ".join(f"{name} {shape}" for name, shape in entry["class_state"].items())
     published = ", ".join(f"{dataset} {value}" for dataset, value in entry["published"].items())
     rows = [("paper", entry["paper"]), ("published", published), ("state", _state(entry)), ("class", kept),
             ("needs", ", ".join(entry["needs"])),

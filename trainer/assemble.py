@@ -77,7 +77,7 @@ def task_of(config: Config, sources: dict[str, ShardSource], model: Classifier) 
     grid = spatial_side(model, config.data.image_size) if train.index.kind == "image" else 0
     return Task(train.classes, int(train.rows.sum()), positives, negatives, train.sidecar.unlisted == NEGATIVE, grid,
                 _mean_positives(sources.get("val")), config.seed, model.width, tuple(train.index.classes),
-                tuple(train.index.class_ids))
+                tuple(train.index.class_ids), train.index.fingerprint, model.blank)
 
 
 def _mean_positives(val: ShardSource | None) -> float | None:

@@ -92,6 +92,9 @@ class ModelConfig(Section):
     """Width of a linear layer before the classifier; 0 = none (OpenImages: 512)."""
     batchnorm: Literal["frozen", "sync", "local"] = "frozen"
     """frozen: running statistics stay; sync: over all ranks (GPU only); local: per rank (resume is not bit-exact)."""
+    boost: float = Field(1.0, gt=0)
+    """BoostLU (Kim et al., CVPR 2023): positive scores of the score maps are multiplied by this before the mean over
+    cells that makes the logits, in training and evaluation (published: 5); 1 = off."""
 
 
 class PhaseConfig(Section):

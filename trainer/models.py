@@ -38,6 +38,7 @@ class Classifier(nn.Module):
         self.head = nn.Linear(config.bottleneck or width, classes)
         self.width = width
         self.extra: nn.Module | None = None  # what a method trains beside the head
+        self.boost = config.boost
         self.freeze_statistics = config.batchnorm == "frozen"
         self.freeze_backbone = False
         mean, std = _NORMS[normalize]
@@ -50,11 +51,20 @@ class Classifier(nn.Module):
         features = self.features(inputs)
         if features.ndim == 2:
             return self.head(self.neck(features)).float(), None, features
-        logits = self.head(self.neck(features.mean((2, 3)))).float()
-        if not with_maps:
+        logits = self.head(self.neck(features.mean((2, 3)))).float() if self.boost == 1 else None
+        if logits is not None and not with_maps:
             return logits, None, features
-        cells = self.head(self.neck(features.permute(0, 2, 3, 1)))
-        return logits, cells.permute(0, 3, 1, 2).float(), features
+        maps = self.head(self.neck(features.permute(0, 2, 3, 1))).permute(0, 3, 1, 2).float()
+        if logits is None:  # boosted scores do not commute with pooling
+            maps = torch.where(maps > 0, self.boost * maps, maps)
+            logits = maps.mean((2, 3))
+        return logits, maps if with_maps else None, features
+
+    @property
+    def blank(self) -> tuple[int, int, int]:
+        """The colour that is 0 after normalisation."""
+        red, green, blue = self.mean.flatten().round().int().tolist()
+        return red, green, blue
 
     def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
         """Weights of a run whose method trained something beside the head load without it where no method is."""
@@ -112,6 +122,9 @@ def build_model(config: ModelConfig, data: DataConfig, classes: int, feature_wid
         found = "feature vectors" if feature_width else "images"
         raise UserError(f"model.backbone = {config.backbone!r}, but data.train holds {found}. Use 'features' for "
                         "feature shards, and 'torchvision:NAME' or 'timm:NAME' for images.")
+    if source == "features" and config.boost != 1:
+        raise UserError(f"model.boost = {config.boost} boosts score maps, but data.train holds feature vectors. Use "
+                        "image shards, or model.boost=1.")
     if source == "features":
         return Classifier(nn.Identity(), feature_width, classes, config, data.normalize)
     if source not in _SOURCES or not name:

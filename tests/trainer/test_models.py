@@ -109,3 +109,31 @@ def test_what_cannot_be_built_is_named_with_the_remedy(tmp_path):
         with pytest.raises(UserError) as caught:
             build(backbone, 32, weights=weights)
         assert message in str(caught.value), backbone
+
+
+def test_boost_multiplies_positive_cells_before_the_mean():
+    """BoostLU by formula, with gradients; maps and logits come from the same boosted scores, also in evaluation."""
+    torch.manual_seed(3)
+    data = DataConfig(train={"url": "x"}, image_size=32)
+    plain = build_model(ModelConfig(backbone="lacuna:tiny"), data, 5, 0)
+    boosted = build_model(ModelConfig(backbone="lacuna:tiny", boost=5.0), data, 5, 0)
+    boosted.load_state_dict(plain.state_dict())
+    images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
+    cam = plain(images, with_maps=True)[1]
+    expected = torch.stack([torch.stack([sum(5 * v if v > 0 else v for v in m.flatten()) / m.numel() for m in image])
+                            for image in cam])
+    for model in (boosted, boosted.eval()):
+        logits, maps, _ = model(images, with_maps=True)
+        torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(maps.mean((2, 3)), logits)
+        torch.testing.assert_close(model(images)[0], logits)
+        assert model(images)[1] is None
+    ours, theirs = (torch.autograd.grad(value.sum(), model.head.weight)[0]
+                    for value, model in ((boosted(images)[0], boosted), (expected, plain)))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert (expected - plain(images)[0]).abs().max() > 0.1
+
+
+def test_boost_needs_score_maps():
+    with pytest.raises(UserError, match=r"model\.boost = 5\.0.*feature vectors"):
+        build_model(ModelConfig(backbone="features", boost=5.0), DataConfig(train={"url": "x"}), 5, 64)

@@ -6,14 +6,14 @@ import difflib
 
 from data_pipelines.errors import UserError
 from trainer.config import validated
-from trainer.methods import asl, cole, csl, entropy, gr, hill, large_loss, role, soft_exposure, verelst
+from trainer.methods import asl, cole, crisp, csl, entropy, gr, hill, large_loss, mime, role, soft_exposure, verelst
 from trainer.methods.base import Method, Task
 
 METHODS: dict[str, type[Method]] = {
     "bce": cole.Bce,
     "bce_ls": cole.BceSmoothed,
     "iu": cole.IgnoreUnknown,
-    "iun": cole.IgnoreUnknown,
+    "iun": cole.IgnoreUnknownAllNegatives,
     "an": cole.AssumeNegative,
     "an_ls": cole.AssumeNegativeSmoothed,
     "wan": cole.WeakAssumeNegative,
@@ -31,11 +31,15 @@ METHODS: dict[str, type[Method]] = {
     "ls": soft_exposure.LabelSoftening,
     "ll_r": large_loss.Reject,
     "ll_ct": large_loss.CorrectTemporarily,
+    "ll_cp": large_loss.CorrectPermanently,
     "em": entropy.EntropyMaximization,
+    "em_apl": entropy.PseudoNegatives,
     "asl": asl.Asl,
     "hill": hill.Hill,
     "splc": hill.Splc,
     "gr": gr.GeneralizedRobust,
+    "crisp": crisp.Crisp,
+    "mime": mime.Mime,
 }
 
 

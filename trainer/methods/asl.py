@@ -7,6 +7,8 @@ Log terms are ln max(p, 1e-8).
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -32,6 +34,7 @@ class Asl(Method):
     """Focal losses with exponents of their own for positives and the rest, and a margin that frees the rest."""
 
     paper = "Ridnik et al., Asymmetric Loss for Multi-Label Classification, ICCV 2021"
+    published: ClassVar = {"voc12": 87.76, "coco14": 68.78, "nus": 46.93, "cub": 18.81}
     settings_type = AslSettings
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:

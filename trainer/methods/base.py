@@ -45,6 +45,8 @@ class Task:
     width: int = 0  # D, channels of the backbone's features
     class_names: tuple[str, ...] = ()
     class_ids: tuple[str, ...] = ()  # stable ids (WNIDs, MIDs), where the dataset has them
+    index: str = ""  # fingerprint of the shard index, for what was made outside of the run
+    blank: tuple[int, int, int] = (0, 0, 0)  # the colour that the model's normalisation maps to 0
 
 
 @dataclass
@@ -116,6 +118,8 @@ class Method:
     paper: ClassVar[str] = ""
     published: ClassVar[dict[str, float]] = {}
     """Test mAP of the paper, end to end from one positive per image, by dataset: voc12, coco14, nus, cub."""
+    class_state: ClassVar[dict[str, str]] = {}
+    """What `state` holds once a run is under way, name → dtype and shape, for `lacuna methods`."""
     batch_coupled: bool = False
     """True if a term needs the whole global batch at once (refused with gradient accumulation)."""
     needs_maps: bool = False
@@ -123,6 +127,10 @@ class Method:
     """True if the batch shall bring `strong`, a second view of every image by data.strong_augment."""
     needs_full_labels: ClassVar[bool] = False
     needs_negatives: ClassVar[bool] = False
+    needs_pass: ClassVar[bool] = False
+    """True if `begin_epoch` goes over all training samples (EpochStart.scored); for `lacuna methods`."""
+    needs_scores: ClassVar[tuple[str, ...]] = ()
+    """Names of the imported score tables that `method.scores` must hold (score_table.py)."""
 
     def __init__(self, settings: Settings, task: Task):
         self.settings, self.task = settings, task

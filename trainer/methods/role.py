@@ -8,7 +8,7 @@ brought up to date (lazy_adam.py), updated and written back within the visit.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -52,6 +52,7 @@ class RoleSettings(Settings):
 
 class Role(Method):
     paper = "Cole et al., Multi-Label Learning from Single Positive Labels, CVPR 2021"
+    published: ClassVar = {"voc12": 87.9, "coco14": 66.3, "nus": 43.1, "cub": 15.0}
     settings_type = RoleSettings
     batch_coupled = True
 
