@@ -19,6 +19,8 @@ COMMANDS = {
     "state": ("tools.state", "list, verify, export, reshard and migrate the per-sample state of a run"),
     "report": ("tools.report", "one HTML file about runs: curves, classes, beliefs about labels, heatmaps"),
     "heatmaps": ("tools.heatmaps", "draw the running heatmaps of training images"),
+    "export": ("tools.export", "make a model folder from a checkpoint: safetensors, labels.json, ONNX"),
+    "predict": ("tools.predict", "what an exported model says about images, with a picture of heatmaps"),
     "methods": ("tools.methods", "list the methods: paper, per-sample state, needs, settings and defaults"),
     "bench": ("tools.bench", "measure speed and quality; the last line is one JSON object"),
 }

@@ -10,12 +10,13 @@ import argparse
 import os
 
 import numpy as np
+import torch
 from PIL import Image, ImageDraw
 
 import state_store
 from data_pipelines.decode import decode_image
 from data_pipelines.errors import UserError
-from data_pipelines.source import OpenShard, ShardSource
+from data_pipelines.source import ShardSource
 from state_store.store import SnapshotReader, StateStore
 from state_store.topk import UNTRACKED
 from trainer.config import Config, load_config
@@ -54,11 +55,9 @@ def draw_heatmaps(config: Config, folder: str, out: str, shard: int, rows: list[
                         f"with rows 0..{source.index.shards[min(shard, len(source.index.shards) - 1)].rows - 1}.")
     maps = maps_of(store.reader(snapshot or names[-1]), shard, rows)
     opened = source.open(shard)
-    strips = [_strip(opened, row, maps[i], source.index.classes, classes) for i, row in enumerate(rows)]
-    sheet = Image.new("RGB", (max(s.width for s in strips), sum(s.height for s in strips)), "white")
-    for i, strip in enumerate(strips):
-        sheet.paste(strip, (0, i * strip.height))
-    sheet.save(out)
+    strips = [draw_strip(decode_image(opened.read(row)), opened.members.keys[row], maps[i], source.index.classes,
+                         {int(c) for c in opened.labels.positives(row)}, classes) for i, row in enumerate(rows)]
+    save_sheet(strips, out)
 
 
 def keeps_heatmaps(store: StateStore) -> bool:
@@ -74,21 +73,28 @@ def maps_of(reader: SnapshotReader, shard: int, rows: list[int]) -> list[dict[in
             for pair in zip(ids, values, strict=True)]
 
 
-def _strip(opened: OpenShard, row: int, maps: dict[int, np.ndarray], names: list[str], count: int) -> Image.Image:
-    """One line of the sheet: the image, then an overlay for each of its strongest classes."""
-    pixels = decode_image(opened.read(row)).permute(1, 2, 0).numpy()
-    picture = Image.fromarray(pixels).resize((_CELL, _CELL), Image.Resampling.BICUBIC)
-    known = {int(i) for i in opened.labels.positives(row)}
+def draw_strip(pixels: torch.Tensor, title: str, maps: dict[int, np.ndarray], names: list[str], known: set[int],
+               count: int) -> Image.Image:
+    """One line of the sheet: the image uint8 [3, H, W], then an overlay for each of its strongest classes."""
+    picture = Image.fromarray(pixels.permute(1, 2, 0).numpy()).resize((_CELL, _CELL), Image.Resampling.BICUBIC)
     best = sorted(maps, key=lambda i: -float(maps[i].max()))[:count]
     strip = Image.new("RGB", ((1 + count) * _CELL, _CELL + _TEXT), "white")
     strip.paste(picture, (0, _TEXT))
     draw = ImageDraw.Draw(strip)
-    draw.text((2, 1), opened.members.keys[row], fill="black")
+    draw.text((2, 1), title, fill="black")
     for i, cls in enumerate(best, 1):
         strip.paste(overlay(picture, maps[cls]), (i * _CELL, _TEXT))
         mark = " (annotated)" if cls in known else ""
         draw.text((i * _CELL + 2, 1), f"{names[cls]} {maps[cls].max() / 255:.2f}{mark}", fill="black")
     return strip
+
+
+def save_sheet(strips: list[Image.Image], out: str) -> None:
+    """The strips below each other."""
+    sheet = Image.new("RGB", (max(s.width for s in strips), sum(s.height for s in strips)), "white")
+    for i, strip in enumerate(strips):
+        sheet.paste(strip, (0, i * strip.height))
+    sheet.save(out)
 
 
 def overlay(picture: Image.Image, heat: np.ndarray) -> Image.Image:

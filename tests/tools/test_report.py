@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launching import metrics
+from launching import last_checkpoint, metrics
+from naive_scores import naive_scores
 from sklearn.metrics import average_precision_score
 
 import state_store
 from data_pipelines.index import ShardIndex, Sidecar
 from data_pipelines.labels import POSITIVE, UNKNOWN
+from data_pipelines.source import ShardSource
 from tools.cli import main
 from tools.report.page import embedded, render
 from tools.report.run_folder import curves
@@ -96,6 +98,20 @@ def test_beliefs_are_those_of_the_store(trained, data):
     np.testing.assert_allclose([f["estimated"] for f in beliefs["frequency"]], values.mean(0), atol=1e-6)
     np.testing.assert_allclose([f["true"] for f in beliefs["frequency"]], (truth == 1).mean(0))
     assert data["runs"][1]["beliefs"] is None
+
+
+def test_scores_of_checkpoints(trained, capsys):
+    """--score looks at what a stateless run's kept checkpoints say, equal to a plain loop over the images."""
+    assert main(["report", trained.full, "--json", "--score", "--samples", "60"]) == 0
+    beliefs = json.loads(capsys.readouterr().out)["runs"][0]["beliefs"]
+    assert len(beliefs["moments"]) == 3
+    source = ShardSource.load(str(trained.data / "train"), "labels", None)
+    scores = np.concatenate([naive_scores(trained.full, last_checkpoint(Path(trained.full)), source.open(shard))
+                             for shard in (0, 12)])
+    np.testing.assert_allclose([f["estimated"] for f in beliefs["frequency"]], scores.mean(0), atol=1e-6)
+    assert beliefs["samples"] == len(scores), "whole shards, as many as it takes"
+    top = np.histogram(scores.max(1), 20, (0, 1))[0] / len(scores)
+    np.testing.assert_allclose(beliefs["moments"][-1]["top1"], top)
 
 
 def test_strips_show_every_snapshot(trained, data):

@@ -96,8 +96,8 @@ def check_classes(trained: Trained, index: ShardIndex) -> None:
                     f"class {place} is {its}, the model's is {mine}. Make the shards with the model's class list.")
 
 
-def load_model(trained: Trained, source: ShardSource, device: torch.device) -> Classifier:
-    """In evaluation mode; the file's hash is checked, pretrained weights are not fetched."""
+def read_weights(trained: Trained) -> dict[str, torch.Tensor]:
+    """The committed tensors; the file's hash is checked."""
     path = os.path.join(trained.checkpoint, trained.weights)
     try:
         with open(path, "rb") as f:
@@ -107,7 +107,12 @@ def load_model(trained: Trained, source: ShardSource, device: torch.device) -> C
                         "nodes see.") from None
     if found != trained.digest:
         raise UserError(f"{path}: damaged, its content does not fit {COMMIT}. Give another checkpoint.")
-    weights = load_file(path)
+    return load_file(path)
+
+
+def load_model(trained: Trained, source: ShardSource, device: torch.device) -> Classifier:
+    """In evaluation mode; pretrained weights are not fetched."""
+    weights = read_weights(trained)
     classes = len(weights["head.bias"])
     if classes != source.classes:
         raise UserError(f"{source.index.url}: {source.classes} classes, the model of {trained.run} has {classes}.")
@@ -116,7 +121,8 @@ def load_model(trained: Trained, source: ShardSource, device: torch.device) -> C
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise UserError(f"{path} does not fit the model of {trained.run}/config.yaml on {source.index.url}: "
+        raise UserError(f"{trained.checkpoint}/{trained.weights} does not fit the model of {trained.run}/config.yaml "
+                        f"on {source.index.url}: "
                         f"{' '.join(str(error).split())}") from None
     if trained.config.train.channels_last:
         model = model.to(memory_format=torch.channels_last)

@@ -2,6 +2,7 @@
 
   lacuna report runs/my-run                                            writes runs/my-run/report.html
   lacuna report runs/an runs/en runs/role --oracle runs/full --out report.html      a comparison with gap closed
+  lacuna report runs/an --score --samples 2000                         run the kept checkpoints over training samples
 Curves, per-class AP, what the model believes about labels that were not observed, heatmaps over the epochs, state I/O
 and the difference of the configs. Figures over training use kept snapshots: a larger train.keep keeps more of them.
 What a run cannot show is listed at the end of the page with the reason.
@@ -28,6 +29,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", help="HTML file (default: report.html in the first run's folder)")
     parser.add_argument("--oracle", metavar="RUN", help="run with full labels, for the table of how much gap is closed")
     parser.add_argument("--samples", type=int, default=5000, help="training samples to look at (default 5000)")
+    parser.add_argument("--score", action="store_true", help="score those samples with every kept checkpoint (slow on "
+                        "large models); by default only what the state store remembers is used")
     parser.add_argument("--full-labels", default="labels", metavar="SIDECAR",
                         help="sidecar with the true labels of the training set, if it exists (default: labels)")
     parser.add_argument("--images", type=int, default=6, help="training images with heatmaps (default 6)")
@@ -57,7 +60,8 @@ def page_data(folders: list[RunFolder], oracle: RunFolder | None, args: argparse
         def lacks(what: str, why: str, run: str = folder.name) -> None:
             absent.append({"run": run, "what": what, "why": why})
 
-        runs.append({**folder.facts(lacks), "beliefs": beliefs_of(folder, args.full_labels, args.samples, lacks),
+        runs.append({**folder.facts(lacks), "beliefs": beliefs_of(folder, args.full_labels, args.samples, args.score,
+                                                                  lacks),
                      "strips": strips_of(folder, args.full_labels, args.images, lacks)})
     if oracle is None:
         absent.append({"run": "", "what": "gap closed", "why": "no run with full labels was given: pass --oracle RUN."})

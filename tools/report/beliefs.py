@@ -1,18 +1,21 @@
-"""What a run believed about the labels of its training samples, at every kept snapshot.
+"""What a run believed about the labels of its training samples, at every kept snapshot or checkpoint.
 
-Beliefs are probabilities [n, L]: what the state store remembers: running scores, or ROLE's label estimates as last
-written. With the full labels at hand they are compared with the truth.
+Beliefs are probabilities [n, L]: what the state store remembers (running scores, or ROLE's label estimates as last
+written), or the scores of a checkpoint's model. With the full labels at hand they are compared with the truth.
 Legend: n samples, L classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from data_pipelines import storage
+from data_pipelines.errors import UserError
 from data_pipelines.index import Sidecar, sidecar_names
 from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from data_pipelines.source import ShardSource
@@ -34,7 +37,7 @@ class View:
     shard: Callable[[int], tuple[np.ndarray, np.ndarray] | None]
 
 
-def beliefs_of(folder: RunFolder, full_name: str, samples: int, lacks: Lacks) -> dict[str, Any] | None:
+def beliefs_of(folder: RunFolder, full_name: str, samples: int, score: bool, lacks: Lacks) -> dict[str, Any] | None:
     source = folder.train
     if source is None:
         return None
@@ -45,7 +48,7 @@ def beliefs_of(folder: RunFolder, full_name: str, samples: int, lacks: Lacks) ->
     elif full.fingerprint == source.sidecar.fingerprint:
         lacks(unobserved, "it was trained with the full labels: nothing is unobserved.")
         full = None
-    origin, views = _views(folder, source, lacks)
+    origin, views = _views(folder, source, score, lacks)
     if not views:
         return None
     chosen = spread_shards(source, min(samples, max(1, _MOST_ENTRIES // source.classes)))
@@ -79,12 +82,14 @@ def spread_shards(source: ShardSource, samples: int) -> list[int]:
     return [int(shard) for shard in there[np.unique(places)]]
 
 
-def _views(folder: RunFolder, source: ShardSource, lacks: Lacks) -> tuple[str, list[View]]:
+def _views(folder: RunFolder, source: ShardSource, score: bool, lacks: Lacks) -> tuple[str, list[View]]:
+    if score:
+        return "scores of the kept checkpoints", list(_checkpoint_views(folder, source))
     store = folder.store
     field = next((name for name in _SCORES if store and name in store.schema.fields), None)
     if store is None or field is None:
         lacks("beliefs about training labels", f"the method {folder.config.method['name']!r} remembers no scores of "
-              "all classes.")
+              "all classes: pass --score to run its kept checkpoints over training samples.")
         return "", []
     return _SOURCES[field], [_state_view(store, entry.name, field, source) for entry in store.snapshots()]
 
@@ -100,6 +105,24 @@ def _state_view(store: StateStore, snapshot: str, field: str, source: ShardSourc
         return values.astype(np.float32), used
 
     return View(step_of(snapshot), shard)
+
+
+def _checkpoint_views(folder: RunFolder, source: ShardSource) -> Iterator[View]:
+    from tools.passes.scoring import on_this_device, score
+    from tools.passes.trained import open_trained
+
+    root = os.path.join(folder.path, "checkpoints")
+    names = [name for name in storage.list_names(root) if os.path.exists(os.path.join(root, name, "COMMIT.json"))]
+    if not names:
+        raise UserError(f"--score: {root} holds no finished checkpoint. Train first, or leave --score out.")
+    for name in names:
+        model = on_this_device(open_trained(os.path.join(root, name)), source)
+
+        def shard(number: int, model=model) -> tuple[np.ndarray, np.ndarray]:
+            values, facts = model.run(number, score)
+            return values, facts["rows"]
+
+        yield View(step_of(name), shard)
 
 
 def _used(source: ShardSource, shard: int) -> np.ndarray:

@@ -12,7 +12,9 @@ _BASELINE = "an"
 
 def class_table(folders: list[RunFolder]) -> dict[str, Any]:
     """Rows in the first run's class order; `ap` and `annotated` have one entry a run (None: no such class)."""
-    tables = [folder.class_rows() for folder in folders]
+    # One set for all: AP on the test set beside AP on the validation set would not be a comparison.
+    split = "test" if all(folder.class_rows("test") for folder in folders) else "val"
+    tables = [folder.class_rows(split) for folder in folders]
     annotated = [folder.annotated_fraction() for folder in folders]
     names = list(dict.fromkeys(name for table in tables for name in table))
     rows = []
@@ -21,8 +23,7 @@ def class_table(folders: list[RunFolder]) -> dict[str, Any]:
         rows.append({"name": name, "id": first["id"], "positives": first["positives"],
                      "ap": [table[name]["ap"] if name in table else None for table in tables],
                      "annotated": [fractions.get(name) for fractions in annotated]})
-    splits = sorted({row["split"] for table in tables for row in table.values()})
-    return {"runs": [folder.name for folder in folders], "splits": splits, "rows": rows}
+    return {"runs": [folder.name for folder in folders], "split": split, "rows": rows}
 
 
 def gap_closed(folders: list[RunFolder], oracle: RunFolder) -> dict[str, Any]:

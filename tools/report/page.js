@@ -71,7 +71,7 @@ function classes() {
     return { name, colour: colour(i + 1), names: usable.map((row) => row.name),
       points: usable.map((row) => [100 * lowest(row, i + 1), difference(row, i + 1)]) };
   });
-  section("classes", "Classes", `Average precision in percent (${found.splits.join(", ")} set). Click a column to sort.`,
+  section("classes", "Classes", `Average precision in percent (${found.split} set). Click a column to sort.`,
     table(columns, rows, { sort: true, search: "search classes" }),
     several ? charts(scatterChart("AP difference and annotation", `Each dot is a class: its AP minus that of ${found.runs[0]}, against the annotated part of its training labels (of the run with fewer).`,
       clouds, { x: "annotated entries, % of samples", y: "AP difference", zero: true, y0: 0, y1: 0 })) : null);

@@ -86,15 +86,14 @@ class RunFolder:
                 "steps": max((line["step"] for line in self.lines), default=0), "versions": self._json("versions.json"),
                 "curves": curves(self.lines)}
 
-    def class_rows(self) -> dict[str, dict[str, Any]]:
-        """class name → AP on the test set (validation set, if there is no test)."""
-        for split in ("test", "val"):
-            path = os.path.join(self.path, f"{split}_classes.csv")
-            if os.path.exists(path):
-                with open(path, encoding="utf-8", newline="") as f:
-                    return {row["name"]: {"split": split, "id": row["id"], "positives": int(row["positives"]),
-                                          "ap": float(row["ap"]) if row["ap"] else None} for row in csv.DictReader(f)}
-        return {}
+    def class_rows(self, split: str) -> dict[str, dict[str, Any]]:
+        """class name → AP on the test or validation set; empty if the run has not come so far."""
+        path = os.path.join(self.path, f"{split}_classes.csv")
+        if not os.path.exists(path):
+            return {}
+        with open(path, encoding="utf-8", newline="") as f:
+            return {row["name"]: {"id": row["id"], "positives": int(row["positives"]),
+                                  "ap": float(row["ap"]) if row["ap"] else None} for row in csv.DictReader(f)}
 
     def annotated_fraction(self) -> dict[str, float]:
         """class name → annotated entries ÷ training samples, by the sidecar's counts."""

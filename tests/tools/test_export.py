@@ -1,0 +1,165 @@
+"""Proves that an exported model is the trained one: same scores as the trainer's evaluation, in torch and in ONNX."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import trainer.evaluate
+from data_pipelines.decode import decode_image
+from data_pipelines.source import ShardSource
+from tools.cli import main
+from tools.export import export_onnx
+from tools.exported import Exported, empty_model, file_digest
+from tools.passes.trained import load_model, open_trained
+from trainer.metrics_collector import ScoreCollector
+from trainer.world import World
+
+
+@pytest.fixture(scope="module")
+def model(trained, tmp_path_factory) -> str:
+    out = str(tmp_path_factory.mktemp("exported") / "model")
+    assert main(["export", trained.scl, "--out", out, "--val", str(trained.data / "val"), "--workers", "1"]) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def images(trained, tmp_path_factory) -> Path:
+    """The test set's images as files, named by key."""
+    folder = tmp_path_factory.mktemp("images")
+    source = ShardSource.load(str(trained.data / "test"), "labels", None)
+    for shard in range(len(source.index.shards)):
+        opened = source.open(shard)
+        for row, key in enumerate(opened.members.keys):
+            (folder / f"{key}.{opened.members.extensions[row]}").write_bytes(opened.read(row))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def evaluated(trained) -> dict[str, dict[str, np.ndarray]]:
+    """split → key → the scores that the trainer's own evaluation collects."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    run = open_trained(trained.scl)
+    for split in ("val", "test"):
+        source = ShardSource.load(str(trained.data / split), "labels", None)
+        collected: list[np.ndarray] = []
+
+        class Recorder(ScoreCollector):
+            def add(self, scores, targets, keep=None, ordinals=None, collected=collected):
+                collected.append(scores.numpy().copy())
+                super().add(scores, targets, keep, ordinals)
+
+        world = World(torch.device("cpu"))
+        unwatched = SimpleNamespace(beat=lambda where: None)  # a watchdog needs peers
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trainer.evaluate, "ScoreCollector", Recorder)
+            model = load_model(run, source, world.device)
+            trainer.evaluate.evaluate(model, source, run.config, world, unwatched, split)
+        keys = [key for shard in range(len(source.index.shards)) for key in source.index.members(shard).keys]
+        found[split] = dict(zip(keys, np.concatenate(collected), strict=True))
+    return found
+
+
+def predict(capsys, *arguments: str, code: int = 0) -> dict[str, dict]:
+    assert main(["predict", *arguments, "--json"]) == code
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {Path(line["image"]).stem: line for line in lines}
+
+
+def test_predictions_equal_the_evaluation(model, images, evaluated, capsys):
+    found = predict(capsys, model, str(images), "--top", "10", "--batch", "7")
+    assert found.keys() == evaluated["test"].keys()
+    for key, line in found.items():
+        scores = {entry["class"]: entry["probability"] for entry in line["top"]}
+        np.testing.assert_allclose([scores[str(c)] for c in range(10)], evaluated["test"][key], atol=1e-5)
+
+
+def test_thresholds_are_the_best_on_the_validation_set(model, trained, evaluated, images, capsys):
+    """No other score of any validation image gives a better F1; predictions are what reaches its threshold."""
+    source = ShardSource.load(str(trained.data / "val"), "labels", None)
+    truth = np.concatenate([source.sidecar.labels(s).dense(10) for s in range(len(source.index.shards))]) == 1
+    scores = np.stack(list(evaluated["val"].values()))
+    exported = Exported.load(model)
+    assert exported.classes == source.index.classes
+    assert exported.thresholds is not None
+    for c in range(10):
+        def f1(limit: float, c: int = c) -> float:
+            hit = (scores[:, c] >= limit) & truth[:, c]
+            return 2 * hit.sum() / ((scores[:, c] >= limit).sum() + truth[:, c].sum())
+
+        assert f1(exported.thresholds[c] - 1e-6) == pytest.approx(max(f1(limit) for limit in scores[:, c]))
+    for key, line in predict(capsys, model, str(images)).items():
+        limits = exported.thresholds
+        expected = {str(c) for c in range(10) if evaluated["test"][key][c] >= limits[c]}
+        near = {str(c) for c in range(10) if abs(evaluated["test"][key][c] - limits[c]) < 1e-5}
+        assert {entry["class"] for entry in line["predicted"]} ^ expected <= near
+
+
+def test_onnx_equals_the_evaluation(model, images, evaluated):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(model + "/model.onnx", providers=["CPUExecutionProvider"])
+    exported = Exported.load(model)
+    paths = sorted(images.iterdir())[:9]
+    inputs = np.stack([exported.prepare(decode_image(path.read_bytes())).numpy() for path in paths])
+    for count in (1, 9):
+        found = session.run(["probabilities"], {"inputs": inputs[:count]})[0]
+        np.testing.assert_allclose(found, [evaluated["test"][p.stem] for p in paths[:count]], atol=1e-4)
+
+
+def test_feature_models_reach_onnx(tmp_path):
+    """A linear layer on features: what ONNX computes is the matrix product."""
+    architecture = {"model": {"backbone": "features"}, "image_size": 8, "normalize": "unit", "feature_width": 5}
+    weights = empty_model(architecture, 3)
+    from safetensors.torch import save_file
+
+    save_file(weights.state_dict(), tmp_path / "model.safetensors")
+    exported = Exported(str(tmp_path), ["a", "b", "c"], [], None, {}, architecture,
+                        file_digest(str(tmp_path / "model.safetensors")), {})
+    exported.save()
+    assert export_onnx(Exported.load(str(tmp_path))) in (None, pytest.approx(0, abs=1e-6))
+    assert main(["predict", str(tmp_path), str(tmp_path)]) == 2
+
+
+def test_heatmaps_and_bad_images(model, images, tmp_path, capsys):
+    """A broken file is named and changes the exit code, the others are done; the picture has a line an image."""
+    chosen = sorted(images.iterdir())[:3]
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(chosen[0].read_bytes()[:200])
+    out = tmp_path / "maps.png"
+    command = ["predict", model, *map(str, chosen), str(broken), "--heatmaps", str(out)]
+    assert main(command) == 1
+    printed = capsys.readouterr()
+    assert len(printed.out.splitlines()) == 3
+    assert "broken.jpg" in printed.err
+    with Image.open(out) as picture:
+        assert picture.size == (5 * 128, 3 * 142)
+    assert main(["predict", model, str(tmp_path / "none.jpg")]) == 2
+    (tmp_path / "empty").mkdir()
+    assert main(["predict", model, str(tmp_path / "empty")]) == 2
+    assert "no image below" in capsys.readouterr().err
+
+
+def test_mistakes(model, trained, tmp_path, capsys):
+    assert main(["export", trained.scl, "--out", model, "--no-onnx"]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert main(["predict", str(tmp_path), "x.jpg"]) == 2
+    assert "lacuna export" in capsys.readouterr().err
+    copy = tmp_path / "copy"
+    shutil.copytree(model, copy)
+    weights = bytearray((copy / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (copy / "model.safetensors").write_bytes(weights)
+    with pytest.raises(ValueError, match="damaged"):
+        Exported.load(str(copy)).model()
+    assert main(["export", trained.scl, "--out", str(copy), "--overwrite", "--no-onnx", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["thresholds"] is None
+    assert not (copy / "model.onnx").exists(), "that of the old weights is gone"
+    assert torch.equal(Exported.load(str(copy)).model().head.bias, Exported.load(model).model().head.bias)

@@ -1,0 +1,123 @@
+"""What an exported model says about images: the classes above their thresholds, or the strongest ones.
+
+  lacuna predict model photo.jpg other.png
+  lacuna predict model holiday-photos/ --top 3 --json > predictions.jsonl
+  lacuna predict model holiday-photos/ --heatmaps heatmaps.png          where in the image, for the strongest classes
+Without thresholds in the model (`lacuna export --val …`), --threshold decides for all classes (default 0.5).
+--json prints one JSON object a line and image. Exit code 1 if any image could not be read; the others are done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from data_pipelines.decode import DecodeError, decode_image
+from data_pipelines.errors import UserError
+from data_pipelines.readers.base import IMAGE_EXTENSIONS, walk_images
+from tools.exported import Exported
+from tools.heatmaps import draw_strip, save_sheet
+from tools.progress import Progress
+
+_SHEET, _CLASSES = 40, 4  # images in a picture of heatmaps, and classes of each
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL_DIR", help="folder that `lacuna export` made")
+    parser.add_argument("images", nargs="+", metavar="IMAGE|FOLDER", help="files, or folders with images below them")
+    parser.add_argument("--top", type=int, default=5, help="strongest classes listed a image (default 5)")
+    parser.add_argument("--threshold", type=float, help="predict classes with at least this probability "
+                        "(default: the model's thresholds, else 0.5)")
+    parser.add_argument("--batch", type=int, default=16, help="images at a time (default 16)")
+    parser.add_argument("--heatmaps", metavar="OUT.png", help=f"draw where (the first {_SHEET} images)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, for every image")
+
+
+def run(args: argparse.Namespace) -> int:
+    exported = Exported.load(args.model)
+    if exported.architecture["feature_width"]:
+        raise UserError(f"{args.model}: this model takes feature vectors, not images.")
+    if args.batch < 1 or args.top < 1:
+        raise UserError(f"--batch {args.batch} --top {args.top}: both are at least 1.")
+    paths = list(image_paths(args.images))
+    strips: list[Any] = []
+    failed = 0
+    with Progress(len(paths), "predicting", "images") as meter:
+        for path, image, scores, maps in predictions(exported, paths, args.batch, bool(args.heatmaps)):
+            meter.advance()
+            if scores is None:
+                failed += 1
+                print(f"{path}: {image}", file=sys.stderr)
+                continue
+            facts = describe(exported, path, scores, args.top, args.threshold)
+            print(json.dumps(facts, ensure_ascii=False) if args.json else as_text(facts), flush=True)
+            if maps is not None and len(strips) < _SHEET:
+                best = {int(i): (maps[i] * 255).round().astype(np.uint8) for i in np.argsort(-scores)[:_CLASSES]}
+                strips.append(draw_strip(image, os.path.basename(path), best, exported.classes, set(), _CLASSES))
+    if args.heatmaps and strips:
+        save_sheet(strips, args.heatmaps)
+        print(f"heatmaps: {args.heatmaps}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def image_paths(given: list[str]) -> Iterator[str]:
+    """Files as given; images below folders, in sorted order."""
+    for path in given:
+        if os.path.isdir(path):
+            found, _ = walk_images(path)
+            if not found:
+                raise UserError(f"{path}: no image below this folder (looked for {', '.join(IMAGE_EXTENSIONS)}).")
+            yield from (os.path.join(path, name) for name in found)
+        elif os.path.exists(path):
+            yield path
+        else:
+            raise UserError(f"{path}: no such file or folder.")
+
+
+def predictions(exported: Exported, paths: list[str], batch: int,
+                with_maps: bool) -> Iterator[tuple[str, Any, Any, Any]]:
+    """(path, model input, probabilities [L], score maps [L, G, G] or None); of a bad image (path, why, None, None)."""
+    model = exported.model()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model.to(device)
+    for start in range(0, len(paths), batch):
+        inputs: dict[str, torch.Tensor] = {}
+        for path in paths[start : start + batch]:
+            try:
+                with open(path, "rb") as f:
+                    inputs[path] = exported.prepare(decode_image(f.read()))
+            except (OSError, DecodeError) as error:
+                yield path, str(error), None, None
+        if not inputs:
+            continue
+        with torch.no_grad():
+            logits, maps, _ = model(torch.stack(list(inputs.values())).to(device), with_maps=with_maps)
+        scores = torch.sigmoid(logits).cpu().numpy()
+        spread = None if maps is None else torch.sigmoid(maps).cpu().numpy()
+        for i, (path, image) in enumerate(inputs.items()):
+            yield path, image, scores[i], None if spread is None else spread[i]
+
+
+def describe(exported: Exported, path: str, scores: np.ndarray, top: int, threshold: float | None) -> dict[str, Any]:
+    limits = exported.thresholds if threshold is None and exported.thresholds is not None else np.full(
+        len(scores), 0.5 if threshold is None else threshold)
+    order = np.argsort(-scores, kind="stable")
+    return {"image": path,
+            "predicted": [{"class": exported.classes[i], "probability": float(scores[i])} for i in order
+                          if scores[i] >= limits[i]],
+            "top": [{"class": exported.classes[i], "probability": float(scores[i])} for i in order[:top]]}
+
+
+def as_text(facts: dict[str, Any]) -> str:
+    def words(entries: list[dict]) -> str:
+        return ", ".join(f"{entry['class']} {entry['probability']:.3f}" for entry in entries)
+
+    predicted = words(facts["predicted"]) or "nothing above its threshold"
+    return f"{facts['image']}: {predicted}  (top: {words(facts['top'])})"
