@@ -8,6 +8,7 @@ crashed the process. Headers are looked at first, so that a decompression bomb i
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import struct
 
@@ -22,6 +23,7 @@ _ORIENTATION = 0x0112  # the EXIF tag
 _TURNS = {2: (False, (2,)), 3: (False, (1, 2)), 4: (False, (1,)),
           5: (True, ()), 6: (True, (2,)), 7: (True, (1, 2)), 8: (True, (1,))}
 _SOI_SIZE, _APP1, _SOS = 2, 0xE1, 0xDA
+_NPY_1 = b"\x93NUMPY\x01\x00"  # magic and version of every .npy file with a short header
 
 
 class DecodeError(Exception):
@@ -114,9 +116,21 @@ def _header(data: bytes, kind: str) -> tuple[int, int, str]:
 def decode_vector(data: bytes) -> np.ndarray:
     """A `.npy` member: one float vector. Never unpickles."""
     try:
-        vector = np.load(io.BytesIO(data), allow_pickle=False)
+        length = 10 + int.from_bytes(data[8:10], "little") if data.startswith(_NPY_1) else 0
+        dtype, shape = _npy_layout(data[:length]) if length else (None, ())
+        if dtype is not None and len(shape) == 1 and len(data) == length + shape[0] * dtype.itemsize:
+            vector = np.frombuffer(data, dtype, offset=length)
+        else:
+            vector = np.load(io.BytesIO(data), allow_pickle=False)
     except Exception as error:
         raise DecodeError(f"not a plain .npy array ({error})") from None
     if vector.ndim != 1 or vector.dtype.kind != "f" or not np.isfinite(vector).all():
         raise DecodeError(f"expected one finite float vector, found {vector.dtype} {vector.shape}")
-    return vector.astype(np.float32, copy=False)
+    return vector.astype(np.float32)
+
+
+@functools.lru_cache(16)
+def _npy_layout(header: bytes) -> tuple[np.dtype | None, tuple]:
+    """(element type, shape) in the header of a .npy file; parsed once, because all vectors of a set have the same."""
+    shape, _, dtype = np.lib.format.read_array_header_1_0(io.BytesIO(header[8:]))
+    return (None if dtype.hasobject else dtype), shape

@@ -139,7 +139,7 @@ class Phase:
     def _step(self, batch: Batch, position: Position) -> tuple[int, bool]:
         """One optimizer step; (samples of the global batch, whether any rank was asked to stop)."""
         run, world = self.run, self.run.world
-        torch.manual_seed(mix(run.config.seed, position.total_steps, world.rank))  # dropout, the same after a resume
+        world.seed(mix(run.config.seed, position.total_steps, world.rank))  # dropout, the same after a resume
         counted, stop, bad = world.sum_counts(len(batch), run.stop.asked, len(batch.bad))
         self._note_bad(batch, int(bad), position)
         if run.config.train.trace_samples:

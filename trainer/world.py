@@ -58,6 +58,12 @@ class World:
         dist.broadcast_object_list(box, src=0, group=self.control)
         return box[0]
 
+    def seed(self, number: int) -> None:
+        """The draws of this process, on the host and on its device (torch's own would stack up calls for others)."""
+        torch.default_generator.manual_seed(number)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(number)
+
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier(group=self.control)

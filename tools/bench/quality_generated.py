@@ -1,0 +1,48 @@
+"""A small generated set in the layout of coco_features, for `bench quality --quick` without data and for the tests.
+
+A vector is the sum of its classes' directions and much noise; classes come in groups that like to appear together, as
+in photos, and their frequencies differ. What must hold on it: full labels beat one positive per image read as "the
+rest is absent".
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+CLASSES, WIDTH, GROUPS = 20, 48, 5
+_SIZES = {"train": 2400, "test": 800}
+
+
+def generate(folder: str, seed: int = 0) -> str:
+    """Writes folder/coco_features unless it is there; the folder, for --data."""
+    target = os.path.join(folder, "coco_features")
+    if os.path.exists(os.path.join(target, "classes.txt")):
+        return folder
+    os.makedirs(target, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    directions = 2 * rng.standard_normal((CLASSES, WIDTH))
+    for split, count in _SIZES.items():
+        labels = _labels(rng, count)
+        vectors = labels @ directions + 7 * rng.standard_normal((count, WIDTH))
+        np.save(os.path.join(target, f"{split}_features.npy"), vectors.astype(np.float16))
+        with open(os.path.join(target, f"{split}_labels.tsv"), "w", encoding="utf-8") as f:
+            f.write("image\tfull\tsingle\n")
+            for row in range(count):
+                present = np.flatnonzero(labels[row])
+                f.write(f"{row:06d}\t{' '.join(map(str, present))}\t{rng.choice(present)}\n")
+    with open(os.path.join(target, "classes.txt"), "w", encoding="utf-8") as f:  # last: it says that all is there
+        f.writelines(f"class {number}\n" for number in range(CLASSES))
+    return folder
+
+
+def _labels(rng: np.random.Generator, count: int) -> np.ndarray:
+    """0/1 [count, CLASSES]: each image has a scene, whose classes are likely; at least one class an image."""
+    scene = rng.integers(GROUPS, size=count)
+    likely = np.arange(CLASSES) % GROUPS == scene[:, None]
+    frequency = np.linspace(1.0, 0.3, CLASSES)
+    chance = np.where(likely, 0.75, 0.06) * frequency
+    labels = (rng.random((count, CLASSES)) < chance).astype(np.int64)
+    labels[np.arange(count), scene] |= labels.sum(1) == 0
+    return labels

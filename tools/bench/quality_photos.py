@@ -1,0 +1,190 @@
+"""Heads on a frozen ImageNet backbone over random-resized crops: the photo set of `bench quality`.
+
+Every head has its own optimizer and per-sample state, through the method contract that the trainer uses: plan, leased
+rows, `Method.loss` with logits and score maps, rows written back. What the backbone sees comes from quality_crops.py.
+Schedule, as in Verelst et al.: a warm-up with AN for all heads, then the method; the best epoch is chosen on the
+validation photos, and the last epoch is reported beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+
+import numpy as np
+import torch
+
+from data_pipelines.hashing import mix
+from data_pipelines.plan import EpochPlan
+from data_pipelines.source import ShardSource
+from data_pipelines.stream import Batch
+from tools.bench.quality_crops import Views
+from trainer.config import ModelConfig
+from trainer.methods import build_method
+from trainer.methods.base import Method, Outputs, Step, Task
+from trainer.metrics_collector import ScoreCollector
+from trainer.models import Classifier
+from trainer.sample_state import SampleState
+from trainer.world import World
+
+BATCH, STREAMS, OPEN_SHARDS = 32, 4, 2
+WARM_EPOCHS, EPOCHS, WARM_LR = 5, 11, 2e-3
+_STATE_BUDGET = 1 << 30
+_OFFSET = 3  # crops that a seed starts after the one before it
+
+
+def _trials(name: str, *settings: dict, lrs=(2e-3, 5e-4), labels: str = "single") -> list[dict]:
+    return [{"lr": lr, "method": {"name": name, **s}, "labels": labels} for lr in lrs for s in settings]
+
+
+def _verelst(name: str, *settings: dict, lrs=(2e-3, 5e-4)) -> list[dict]:
+    return _trials(name, *({"start_phase": 1, **s} for s in settings), lrs=lrs)
+
+
+_FOUR = (2e-3, 1e-3, 5e-4, 2e-4)
+_GAMMAS = ({"gamma": 0.1}, {"gamma": 1.0})
+# Four trials of every method, chosen on the validation photos.
+PHOTO_TRIALS: dict[str, list[dict]] = {
+    "oracle": _trials("bce", {}, lrs=_FOUR, labels="labels"),
+    "an": _trials("an", {}, lrs=_FOUR),
+    "en": _verelst("en", {}, lrs=_FOUR),
+    "en_cl": _verelst("en_cl", *_GAMMAS),
+    "en_scl": _verelst("en_scl", *_GAMMAS),
+    "role": _trials("role", {"lr": 1e-2}, {"lr": 3e-2}),
+    "epr": _trials("epr", {}, lrs=_FOUR),
+    "wan": _trials("wan", {}, lrs=_FOUR),
+    "an_scl": _verelst("an_scl", *_GAMMAS),
+    "an_cl": _verelst("an_cl", *_GAMMAS),
+}
+
+
+class PhotoTrials:
+    """Trains the heads that have no score yet."""
+
+    def __init__(self, data: str, out: str, views: Views, epochs: int = EPOCHS):
+        self.data, self.out, self.views, self.epochs = data, out, views, epochs
+        self.path = os.path.join(out, "photo_scores.jsonl")
+        self.world = World(torch.device("cpu"))
+        self.crops = [views.load(f"crop-{number}") for number in range(views.crops)]
+        self.tests = {name: _pooled(views, name) for name in ("val", "test")}
+
+    def score(self, method: str, trial: dict, seed: int) -> dict:
+        """{"val", "test"} at the best validation epoch, {"last_val", "last_test"} at the end, and the val "curve"."""
+        key = json.dumps([trial, seed, self.views.crops, self.epochs], sort_keys=True)
+        known: dict[str, dict] = {}
+        if os.path.exists(self.path):
+            with open(self.path, encoding="utf-8") as f:
+                known = {line["key"]: line for line in map(json.loads, f)}
+        if key not in known:
+            name = hashlib.sha256(key.encode()).hexdigest()[:16]
+            folder = os.path.join(self.out, "heads", name)
+            shutil.rmtree(folder, ignore_errors=True)  # a head is minutes: one that was killed starts again
+            known[key] = {"key": key, **self._train(trial, seed, folder)}
+            shutil.rmtree(folder, ignore_errors=True)
+            with open(self.path, "a", encoding="utf-8") as f:
+                f.write(json.dumps(known[key]) + "\n")
+            row = known[key]
+            print(f"  {method} {json.dumps(trial)} seed {seed}: val {row['val']:.2f}, test {row['test']:.2f} "
+                  f"(last epoch {row['last_test']:.2f})", flush=True)
+        return known[key]
+
+    def _train(self, trial: dict, seed: int, folder: str) -> dict:
+        source = ShardSource.load(os.path.join(self.data, "train"), trial["labels"], "train")
+        task = self._task(source, seed)
+        torch.manual_seed(mix(seed, 0))
+        width = self.crops[0]["maps"].shape[1]
+        model = Classifier(torch.nn.Identity(), width, source.classes, ModelConfig(), "centered")
+        method = build_method(trial["method"], task)
+        warm = method if "start_phase" in trial["method"] else build_method({"name": "an"}, task)
+        head = Head(model, source, self.world, seed, self.crops)
+        state = None
+        if method.fields():
+            state = SampleState(os.path.join(folder, "state"), method, source, self.world, _STATE_BUDGET, seed, None)
+        curve: list[dict[str, float]] = []
+        phases = (((warm, state if warm is method else None), WARM_EPOCHS, WARM_LR), ((method, state), self.epochs,
+                                                                                     trial["lr"]))
+        for phase, ((active, rows), epochs, lr) in enumerate(phases):
+            optimizer = torch.optim.Adam(model.head.parameters(), lr=lr)
+            for epoch in range(epochs):
+                head.epoch(active, rows, optimizer, phase, epoch, epochs, len(curve))
+                curve.append({name: self._map(model, name) for name in self.tests})
+        if state:
+            state.close()
+        best = max(curve, key=lambda epoch: epoch["val"])
+        return {"val": best["val"], "test": best["test"], "last_val": curve[-1]["val"], "last_test": curve[-1]["test"],
+                "curve": [round(epoch["val"], 2) for epoch in curve]}
+
+    def _task(self, source: ShardSource, seed: int) -> Task:
+        positives, negatives = source.subset_counts()
+        val = self.views.sources["val"]
+        found = val.subset_counts()[0].sum() / val.rows.sum()
+        return Task(source.classes, int(source.rows.sum()), positives, negatives, trial_is_full(source),
+                    self.crops[0]["maps"].shape[-1], float(found), seed)
+
+    def _map(self, model: Classifier, name: str) -> float:
+        features, labels = self.tests[name]
+        collector = ScoreCollector(labels.shape[1])
+        with torch.no_grad():
+            collector.add(torch.sigmoid(model.head(features)), labels, ordinals=np.arange(len(labels)))
+        return collector.result(None).summary()["map"]
+
+
+class Head:
+    """One classifier over the crops, epoch by epoch."""
+
+    def __init__(self, model: Classifier, source: ShardSource, world: World, seed: int, crops: list[dict]):
+        self.model, self.source, self.world, self.seed, self.crops = model, source, world, seed, crops
+        shards = range(len(source.index.shards))
+        self.first = source.index.rows.cumsum() - source.index.rows
+        assert source.subset is not None
+        self.used = [np.flatnonzero(source.subset.mask(shard)) for shard in shards]
+        self.labels = np.concatenate([source.sidecar.labels(shard).dense(source.classes) for shard in shards])
+
+    def epoch(self, method: Method, state: SampleState | None, optimizer: torch.optim.Optimizer, phase: int, epoch: int,
+              epochs: int, epochs_before: int) -> None:
+        plan = EpochPlan(self.source.rows, mix(self.seed, phase), epoch, STREAMS, BATCH, OPEN_SHARDS)
+        crop = self.crops[(_OFFSET * self.seed + epochs_before) % len(self.crops)]
+        method.begin_epoch(phase, epochs_before, state)
+        if state:
+            state.begin_epoch(plan, 0, epochs_before)
+        for number, (shards, places) in enumerate(plan.batches(range(STREAMS), 0), epoch * plan.steps):
+            batch = self._batch(shards, places, crop)
+            step = Step(self.world, len(batch), epoch, epochs, phase, number)
+            if state:
+                state.begin_step()
+                step = Step(self.world, len(batch), epoch, epochs, phase, number, state.rows(batch))
+            terms = method.loss(Outputs(*self.model(batch.inputs, with_maps=method.needs_maps)), batch, step)
+            loss = terms.per_sample.sum() / len(batch)
+            optimizer.zero_grad()
+            (loss if terms.coupled is None else loss + terms.coupled).backward()
+            optimizer.step()
+            if state and step.state:
+                step.state.write(terms.rows)
+                state.end_step()
+        if state:
+            state.end_epoch()
+
+    def _batch(self, shards: np.ndarray, places: np.ndarray, crop: dict[str, np.ndarray]) -> Batch:
+        rows = np.array([self.used[shard][place] for shard, place in zip(shards, places, strict=True)])
+        where = self.first[shards] + rows
+        maps, boxes, flips = (torch.from_numpy(crop[part][where]) for part in ("maps", "boxes", "flips"))
+        return Batch(maps.float(), torch.from_numpy(self.labels[where]), shards, rows, boxes, flips)
+
+
+def trial_is_full(source: ShardSource) -> bool:
+    return source.sidecar.name == "labels"
+
+
+def _pooled(views: Views, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """(features [n, D], labels [n, L]) of the validation or test photos."""
+    source = views.sources[name]
+    shards = range(len(source.index.shards))
+    first = source.index.rows.cumsum() - source.index.rows
+    used = [np.arange(source.index.rows[s]) if source.subset is None else np.flatnonzero(source.subset.mask(s))
+            for s in shards]
+    where = np.concatenate([first[s] + used[s] for s in shards])
+    labels = np.concatenate([source.sidecar.labels(s).dense(source.classes)[used[s]] for s in shards])
+    maps = views.load(name)["maps"][where]
+    return torch.from_numpy(maps.astype(np.float32).mean((2, 3))), torch.from_numpy(labels)

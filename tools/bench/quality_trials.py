@@ -1,0 +1,88 @@
+"""What `bench quality` tries: six settings of every method, on each of three annotations of the same features.
+
+No trial uses an oracle: K and k come from the validation images, the class prior from a model trained with Ignore.
+Methods whose authors give one setting get six learning rates, the others three learning rates and two settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+_SIX = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
+_THREE = (1e-3, 3e-4, 1e-4)
+Trial = dict  # {"lr": …, "method": {…}} and, if it is not the annotation's own sidecar, "labels": NAME
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """One way in which the training images are labelled, and what is compared on it."""
+
+    labels: str  # sidecar
+    trials: dict[str, list[Trial]]
+    low: str  # the method that closes 0 of the gap; `oracle` closes 1
+    priors: tuple[str, ...] = ()  # methods whose mean predictions are compared with the true class frequencies
+    after: dict[str, str] = field(default_factory=dict)  # method → the one whose prior it needs
+
+
+def _trials(name: str, *settings: dict, labels: str | None = None) -> list[Trial]:
+    """Six learning rates of the defaults, or three of each of two settings."""
+    lrs = _SIX if len(settings) < 2 else _THREE
+    other = {"labels": labels} if labels else {}
+    return [{"lr": lr, "method": {"name": name, **s}, **other} for lr in lrs for s in settings or ({},)]
+
+
+def _consistency(name: str) -> list[Trial]:
+    return _trials(name, {"gamma": 0.1}, {"gamma": 1.0})
+
+
+_ORACLE = _trials("bce", labels="labels")
+_COCO_GR = {"slope": [0.0, 10.0], "offset": [-2.0, -8.0]}
+_FPC_GAMMAS = ({"gamma_positive": 0, "gamma_negative": 0, "gamma_unknown": 0},  # plain cross entropy
+               {"gamma_positive": 0, "gamma_negative": 3, "gamma_unknown": 4})  # the authors' on COCO with FPC
+
+
+def _csl(mode: str, **settings) -> list[Trial]:
+    return _trials("csl", *({"mode": mode, **gammas, **settings} for gammas in _FPC_GAMMAS))
+
+
+SINGLE = {
+    "oracle": _ORACLE,
+    "an": _trials("an"),
+    "role": _trials("role", {"lr": 1e-2}, {"lr": 3e-2}),
+    "en": _trials("en"),
+    "en_cl": _consistency("en_cl"),
+    "an_ls": _trials("an_ls", {"smoothing": 0.1}, {"smoothing": 0.05}),
+    "wan": _trials("wan"),
+    "epr": _trials("epr"),
+    "em": _trials("em", {"entropy_weight": 0.1}, {"entropy_weight": 0.2}),
+    "gr": _trials("gr", {}, _COCO_GR),
+    "ll_r": _trials("ll_r", {"delta_percent": 0.2}, {"delta_percent": 0.4}),
+    "hill": _trials("hill"),
+    "splc": _trials("splc"),
+    "asl": _trials("asl", {"gamma_positive": 0.0}, {"gamma_positive": 1.0}),
+    "ll_ct": _trials("ll_ct", {"delta_percent": 0.2}, {"delta_percent": 0.4}),
+    "an_cl": _consistency("an_cl"),
+    "epr_cl": _consistency("epr_cl"),
+    "ep": _trials("ep"),
+    "ep_cl": _consistency("ep_cl"),
+    "pr": _trials("pr"),
+    "iu": _trials("iu", labels="iu"),  # it is told a negative of every image, too
+    "iun": _trials("iun", labels="iun"),  # it is told all negatives
+    "bce_ls": _trials("bce_ls", labels="labels"),
+}
+ANNOTATIONS = {
+    "features": Annotation("single", SINGLE, "an"),
+    "fpc300": Annotation("fpc300", {
+        "oracle": _ORACLE,
+        "csl_ignore": _csl("ignore"),
+        "csl_negative": _csl("negative"),
+        "csl_selective": _csl("selective", top=5, prior_threshold=0.5),
+    }, "csl_ignore", priors=("csl_ignore", "csl_negative"), after={"csl_selective": "csl_ignore"}),
+    "pos10": Annotation("pos10", {
+        "oracle": _ORACLE,
+        "ne": _trials("ne"),
+        "wne": _trials("wne"),
+        "fe": _trials("fe"),
+        "ls": _trials("ls", {"temperature": 5.0}, {"temperature": 20.0}),
+    }, "ne"),
+}
