@@ -25,8 +25,10 @@ from data_pipelines.readers.features import FeatureRow
 from data_pipelines.subsets import Subset, subset_names
 
 _SEED = 1200  # of the negatives that IU is told
-SCHEMES: dict[str, tuple[str, FixedPerClass | PositiveFraction]] = {"fpc300": ("fpc", FixedPerClass(per_class=300)),
-           "pos10": ("positive_fraction", PositiveFraction(fraction=0.1))}
+SCHEMES: dict[str, tuple[str, FixedPerClass | PositiveFraction]] = {
+    "fpc300": ("fpc", FixedPerClass(per_class=300)),
+    "pos10": ("positive_fraction", PositiveFraction(fraction=0.1)),
+}
 
 
 def prepare(source: str, out: str, val_fraction: float) -> str:

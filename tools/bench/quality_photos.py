@@ -12,18 +12,20 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from data_pipelines.hashing import mix
+from data_pipelines.labels import NEGATIVE
 from data_pipelines.plan import EpochPlan
 from data_pipelines.source import ShardSource
 from data_pipelines.stream import Batch
 from tools.bench.quality_crops import Views
 from trainer.config import ModelConfig
 from trainer.methods import build_method
-from trainer.methods.base import Method, Outputs, Step, Task
+from trainer.methods.base import EpochStart, Method, Outputs, Scored, Step, Task
 from trainer.metrics_collector import ScoreCollector
 from trainer.models import Classifier
 from trainer.sample_state import SampleState
@@ -120,8 +122,8 @@ class PhotoTrials:
         positives, negatives = source.subset_counts()
         val = self.views.sources["val"]
         found = val.subset_counts()[0].sum() / val.rows.sum()
-        return Task(source.classes, int(source.rows.sum()), positives, negatives, trial_is_full(source),
-                    self.crops[0]["maps"].shape[-1], float(found), seed)
+        return Task(source.classes, int(source.rows.sum()), positives, negatives, source.sidecar.unlisted == NEGATIVE,
+                    self.crops[0]["maps"].shape[-1], float(found), seed, self.crops[0]["maps"].shape[1])
 
     def _map(self, model: Classifier, name: str) -> float:
         features, labels = self.tests[name]
@@ -146,7 +148,7 @@ class Head:
               epochs: int, epochs_before: int) -> None:
         plan = EpochPlan(self.source.rows, mix(self.seed, phase), epoch, STREAMS, BATCH, OPEN_SHARDS)
         crop = self.crops[(_OFFSET * self.seed + epochs_before) % len(self.crops)]
-        method.begin_epoch(phase, epochs_before, state)
+        method.begin_epoch(EpochStart(phase, epoch, epochs, epochs_before, self.world, state, _no_pass))
         if state:
             state.begin_epoch(plan, 0, epochs_before)
         for number, (shards, places) in enumerate(plan.batches(range(STREAMS), 0), epoch * plan.steps):
@@ -173,8 +175,8 @@ class Head:
         return Batch(maps.float(), torch.from_numpy(self.labels[where]), shards, rows, boxes, flips)
 
 
-def trial_is_full(source: ShardSource) -> bool:
-    return source.sidecar.name == "labels"
+def _no_pass() -> Iterator[Scored]:
+    raise NotImplementedError("methods that score all samples between epochs are not among those on photos")
 
 
 def _pooled(views: Views, name: str) -> tuple[torch.Tensor, torch.Tensor]:
