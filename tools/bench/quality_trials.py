@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from trainer.methods import METHODS
+
 _SIX = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
 _THREE = (1e-3, 3e-4, 1e-4)
 Trial = dict  # {"lr": …, "method": {…}} and, if it is not the annotation's own sidecar, "labels": NAME
@@ -69,6 +71,9 @@ SINGLE = {
     "iu": _trials("iu", labels="iu"),  # it is told a negative of every image, too
     "iun": _trials("iun", labels="iun"),  # it is told all negatives
     "bce_ls": _trials("bce_ls", labels="labels"),
+    "ll_cp": _trials("ll_cp", {"delta_percent": 0.1}, {"delta_percent": 0.2}),
+    "em_apl": _trials("em_apl", {"pseudo_weight": 0.2}, {"pseudo_weight": 0.9}),
+    "crisp": _trials("crisp", {"positive_mean": "batch"}, {"positive_mean": "data"}),
 }
 ANNOTATIONS = {
     "features": Annotation("single", SINGLE, "an"),
@@ -86,3 +91,18 @@ ANNOTATIONS = {
         "ls": _trials("ls", {"temperature": 5.0}, {"temperature": 20.0}),
     }, "ne"),
 }
+
+
+def _remaining() -> dict[str, list[Trial]]:
+    """Methods for one positive per image that have no line of their own: six learning rates of the defaults."""
+    named = {trial["method"]["name"] for a in ANNOTATIONS.values() for trials in a.trials.values() for trial in trials}
+    return {name: _trials(name) for name, kind in METHODS.items() if name not in named and on_vectors(name)
+            and not any(f.is_required() for key, f in kind.settings_type.model_fields.items() if key != "name")}
+
+
+def on_vectors(name: str) -> bool:
+    """Whether a method needs neither score maps nor a second view of the image."""
+    return not name.endswith("_scl") and not METHODS[name].needs_strong_view
+
+
+SINGLE.update(_remaining())
