@@ -69,7 +69,7 @@ def example(name: str, classes: int) -> Method:
     kind = METHODS[name]
     required = {key: 1 for key, field in kind.settings_type.model_fields.items() if field.is_required()}
     ones = np.ones(classes, np.int64)
-    task = Task(classes, 1, ones, ones, fully_annotated=True, grid=_GRID, val_positives=1.0, width=_WIDTH_FEATURES)
+    task = Task(classes, 1, ones, ones, fully_annotated=True, grid=_GRID, full_positives=1.0, width=_WIDTH_FEATURES)
     return kind(validated(kind.settings_type, {**required, "name": name}, f"method {name!r}"), task)
 
 
@@ -88,7 +88,7 @@ def needs(method: Method) -> list[str]:
                                     "(`lacuna import-scores`)"),
         (method.needs_pass, "a pass over all training samples between epochs"),
         (method.needs_strong_view, "a second, strongly augmented view (images, not feature shards)"),
-        (method.batch_coupled, "the whole global batch at once (no gradient accumulation)"),
+        (method.batch_coupled, "the whole global batch at once (gradient accumulation costs a second forward)"),
     ) if wanted]
     return found + [f"the setting {s['name']}" for s in settings_of(type(method)) if s["required"]]
 

@@ -42,7 +42,7 @@ def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
 def _fingerprints(sources: dict[str, ShardSource]) -> dict[str, str]:
     """What a checkpoint depends on besides the config; the test set is looked at only afterwards."""
     found = {}
-    for name in ("train", "val"):
+    for name in ("train", "val", "fully_labelled"):
         if name in sources:
             source = sources[name]
             found[f"data.{name} shard index"] = source.index.fingerprint
@@ -53,7 +53,7 @@ def _fingerprints(sources: dict[str, ShardSource]) -> dict[str, str]:
 
 def load_sources(config: Config) -> dict[str, ShardSource]:
     splits: dict[str, SplitConfig | None] = {"train": config.data.train, "val": config.data.val,
-                                             "test": config.data.test}
+                                             "test": config.data.test, "fully_labelled": config.data.fully_labelled}
     sources = {name: ShardSource.load(split.url, split.labels, split.subset, config.data.scratch)
                for name, split in splits.items() if split is not None}
     train = sources["train"]
@@ -76,16 +76,26 @@ def task_of(config: Config, sources: dict[str, ShardSource], model: Classifier) 
         positives, negatives = train.subset_counts()
     grid = spatial_side(model, config.data.image_size) if train.index.kind == "image" else 0
     return Task(train.classes, int(train.rows.sum()), positives, negatives, train.sidecar.unlisted == NEGATIVE, grid,
-                _mean_positives(sources.get("val")), config.seed, model.width, tuple(train.index.classes),
+                mean_positives(sources), config.seed, model.width, tuple(train.index.classes),
                 tuple(train.index.class_ids), train.index.fingerprint, model.blank)
 
 
-def _mean_positives(val: ShardSource | None) -> float | None:
-    """Of a fully labelled validation set: the estimate of K that needs no oracle over the training set."""
-    if val is None or val.sidecar.unlisted != NEGATIVE:
+def mean_positives(sources: dict[str, ShardSource]) -> float | None:
+    """Of fully labelled images: the estimate of K that needs no oracle over the training set."""
+    name = "fully_labelled" if "fully_labelled" in sources else "val"
+    if name not in sources:
         return None
-    positives = val.subset_counts()[0] if val.subset is not None else val.sidecar.positives
-    return float(positives.sum() / max(1, val.rows.sum()))
+    source = sources[name]
+    sidecar, samples = source.sidecar, int(source.rows.sum())
+    positives, negatives = (sidecar.positives, sidecar.negatives) if source.subset is None else source.subset_counts()
+    if (positives + negatives != samples).any():
+        if name == "val":
+            return None
+        unknown = samples * source.classes - int(positives.sum() + negatives.sum())
+        raise UserError(f"data.fully_labelled: {unknown:,} of the {samples:,} × {source.classes} labels in the sidecar "
+                        f"{sidecar.name!r} are unknown. Name a subset whose rows are complete, or a sidecar of full "
+                        "labels.")
+    return float(positives.sum() / samples)
 
 
 def place_model(config: Config, train: ShardSource, world: World) -> Classifier:

@@ -62,6 +62,9 @@ class DataConfig(Section):
     """Full labels; the best epoch is chosen here."""
     test: SplitConfig | None = None
     """Looked at once, with the best epoch's weights."""
+    fully_labelled: SplitConfig | None = None
+    """Training images whose labels are complete (the same shards with a subset, or with another sidecar): methods that
+    need the expected number of positives estimate it here; by default on val."""
     image_size: int = Field(224, gt=0)
     augment: AugmentConfig = AugmentConfig()
     strong_augment: AugmentConfig = AugmentConfig(randaugment=2, cutout=0.5)
@@ -178,7 +181,7 @@ class Config(Section):
     def _identity(self) -> dict:
         body = self.model_dump()
         # Samples are named by the fingerprints of the index and the sidecar, so a dataset may move.
-        for split in ("train", "val", "test"):
+        for split in ("train", "val", "test", "fully_labelled"):
             if body["data"][split]:
                 body["data"][split].pop("url")
         for key in ("workers", "prefetch", "scratch", "max_bad_fraction"):

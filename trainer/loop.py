@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass
 
 from data_pipelines.source import ShardSource
-from trainer.checkpoint import Checkpoint, Checkpoints, Position
+from trainer.checkpoint import Checkpoint, Checkpoints, Position, load_method_state
 from trainer.config import Config
 from trainer.evaluate import describe, evaluate
 from trainer.methods.base import Method
@@ -78,10 +78,11 @@ def train(run: Run) -> dict | None:
 
 
 def _take_best(run: Run, position: Position) -> None:
-    """The phase's best weights into the model: the next phase and the test start from them."""
+    """The phase's best weights and method state: the next phase and the test start from them."""
     step = position.best_step if position.best_step is not None else position.total_steps
     best = run.checkpoints.read(run.checkpoints.path(step))
     run.model.load_state_dict(best.weights())
+    run.method.load_state(load_method_state(best))
     if run.state:
         run.state.restore(best.name)
 

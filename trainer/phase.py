@@ -6,7 +6,6 @@ import copy
 import itertools
 import logging
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,8 +19,10 @@ from trainer.checkpoint import Checkpoint, Position, load_engine, load_method_st
 from trainer.config import DataConfig
 from trainer.durations import to_steps
 from trainer.engine import BatchSplit, build_engine, set_lr, zero_stage
-from trainer.evaluate import autocast, describe, evaluate
-from trainer.methods.base import EpochStart, Outputs, Step
+from trainer.evaluate import describe, evaluate
+from trainer.learner import Learner
+from trainer.methods.base import EpochStart, Step
+from trainer.running_means import RunningMeans
 from trainer.schedules import lr_factor
 from trainer.train_pass import scored
 
@@ -41,17 +42,14 @@ class Phase:
         if checkpoint and checkpoint.zero_stage != self.zero_stage:
             raise UserError(f"train.deepspeed asks for ZeRO stage {self.zero_stage}, but {checkpoint.folder} was "
                             f"written with stage {checkpoint.zero_stage}. Resume with that stage.")
-        self.split = BatchSplit.of(self.config.batch, train_config.micro_batch, world.size)
-        if run.method.batch_coupled and self.split.pieces > 1:
-            raise UserError(f"method.name = {run.config.method['name']!r} has a term over the whole global batch, "
-                            f"which train.micro_batch = {train_config.micro_batch} would cut into {self.split.pieces}. "
-                            "Use micro_batch=0, more ranks, or a smaller phase batch.")
+        split = BatchSplit.of(self.config.batch, train_config.micro_batch, world.size)
         universal = checkpoint is not None and needs_conversion(checkpoint, world)
         if universal and checkpoint and self.config.optimizer == "sgd":
             raise UserError(f"{checkpoint.folder} was written by {checkpoint.world} ranks with ZeRO stage "
                             f"{self.zero_stage} and SGD; DeepSpeed converts only Adam's state to other worlds. "
                             f"Resume with {checkpoint.world} ranks, or start runs that shall change with zero0.")
         self.engine, self.base_lr = build_engine(run.model, run.config, self.config, world, universal)
+        self.learner = Learner(run, self.engine, split)
         self.ema = copy.deepcopy(run.model).eval() if train_config.ema_decay else None
         if checkpoint:
             load_engine(self.engine, checkpoint, world)
@@ -72,6 +70,7 @@ class Phase:
         self._epochs_before = sum(phase.epochs for phase in run.config.phases[:number])
         # Loss of the reporting interval and of the epoch, bad samples of the epoch, steps of the interval.
         self.sums = torch.zeros(4, dtype=torch.float64, device=world.device)
+        self.means = RunningMeans(world.device)
 
     def train(self, position: Position) -> Position:
         """From the given position to the end of the phase (or the stop); the position reached."""
@@ -81,6 +80,7 @@ class Phase:
             if position.step == 0:
                 self.run.method.begin_epoch(self.epoch_start(epoch))
                 self.sums[1:3] = 0
+                self.means.begin_epoch()
             position = self._train_epoch(position)
             if not self.run.stop.agreed:
                 position = self._end_epoch(position)
@@ -147,49 +147,18 @@ class Phase:
         done = self.steps_before[position.epoch] + position.step
         set_lr(self.engine, self.base_lr, lr_factor(self.config.schedule, done, self.total, self.warmup))
         step = Step(world, max(1, int(counted)), position.epoch, self.config.epochs, self.number, done,
-                    forward=self._forward)
+                    forward=self.learner.forward)
         if run.state:
             run.state.begin_step()
-        for piece in range(self.split.pieces):
-            micro = batch.narrow(piece * self.split.micro, (piece + 1) * self.split.micro)
-            if run.state:
-                step = replace(step, state=run.state.rows(micro))
-            micro.labels = micro.labels.to(world.device, non_blocking=True)
-            terms = run.method.loss(self._forward(micro.inputs), micro, step)
-            share = terms.per_sample.sum() / step.samples
-            coupled = torch.zeros((), device=world.device) if terms.coupled is None else terms.coupled
-            # DeepSpeed averages gradients over ranks and pieces; the global loss is a sum of shares.
-            self.engine.backward(self.split.pieces * world.size * share + coupled)
-            self.engine.step()
-            if step.state:
-                step.state.write(terms.rows)
-            self.sums[:2] += share.detach().double() + coupled.detach().double() / world.size
+        loss, metrics = self.learner.learn(batch, step, position.total_steps)
+        self.sums[:2] += loss
         self.sums[3] += 1
+        self.means.add(metrics)
         if run.state:
             run.state.end_step()
         if self.ema is not None:
             update_ema(self.ema, run.model, run.config.train.ema_decay)
         return int(counted), bool(stop)
-
-    def _forward(self, inputs: torch.Tensor) -> Outputs:
-        """Outputs of a micro-batch; an empty one costs a dummy forward, so that every rank takes part in the step."""
-        run, device = self.run, self.run.world.device
-        count = len(inputs)
-        empty = count == 0
-        synced = run.config.model.batchnorm == "sync"  # its statistics are a collective: an empty rank takes part too
-        if empty and not synced:
-            inputs = inputs.new_zeros((1, *inputs.shape[1:]))
-        if run.config.train.channels_last and inputs.ndim == 4:
-            inputs = inputs.to(memory_format=torch.channels_last)
-        # BatchNorm must not see the dummy, and local statistics of a single sample may not exist.
-        apart = not synced and (empty or (count == 1 and run.config.model.batchnorm == "local"))
-        if apart:
-            run.model.eval()
-        with autocast(run.config, run.world):
-            logits, maps, features = self.engine(inputs.to(device, non_blocking=True), with_maps=run.method.needs_maps)
-        if apart:
-            run.model.train()
-        return Outputs(logits[:count], None if maps is None else maps[:count], features[:count])
 
     def _note_bad(self, batch: Batch, bad_everywhere: int, position: Position) -> None:
         if bad_everywhere == 0:
@@ -215,7 +184,7 @@ class Phase:
         self.run.run_log.write("train", position.total_steps, {
             "phase": self.config.name, "epoch": position.epoch, "loss": loss, "lr": lr,
             "samples_per_second": seen / max(seconds, 1e-9), "data_wait_seconds": waited,
-            **(self.run.state.metrics() if self.run.state else {}),
+            **self.means.interval(self.run.world), **(self.run.state.metrics() if self.run.state else {}),
         })
         if not torch.isfinite(torch.tensor(loss)):
             raise UserError(f"the loss is {loss} at step {position.total_steps}: lower the lr of phase "
@@ -228,7 +197,8 @@ class Phase:
         if run.state:
             run.state.end_epoch()
         loss = run.world.sum_counts(float(self.sums[1]))[0] / max(1, self.plans[position.epoch].steps)
-        values: dict = {"phase": self.config.name, "epoch": position.epoch, "loss": loss, "bad": int(self.sums[2])}
+        values: dict = {"phase": self.config.name, "epoch": position.epoch, "loss": loss, "bad": int(self.sums[2]),
+                        **self.means.epoch(run.world)}
         best = position.best_score
         last = position.epoch + 1 == self.config.epochs
         summary: dict = {}
@@ -251,7 +221,8 @@ class Phase:
         return position
 
     def _save(self, position: Position) -> None:
-        parts = {f"{rank}": sums for rank, sums in enumerate(self.run.world.gather(self.sums.tolist()))}
+        parts = {f"{rank}": sums for rank, sums in enumerate(self.run.world.gather(
+            self.sums.tolist() + self.means.to_list()))}
         if not torch.isfinite(torch.tensor(list(parts.values()))).all():
             raise UserError(f"the loss is not finite at step {position.total_steps}, so no checkpoint is written: "
                             f"lower the lr of phase {self.config.name!r} or set train.clip_norm, and start again.")
@@ -267,8 +238,9 @@ class Phase:
             mine = torch.tensor(parts[str(world.rank)], dtype=torch.float64)
         else:
             mine = torch.tensor(list(parts.values()), dtype=torch.float64).sum(0) * float(world.main)
-        mine[2:] = torch.tensor(parts["0"], dtype=torch.float64)[2:]  # counts are the same on every rank
-        self.sums.copy_(mine)
+        mine[2:4] = torch.tensor(parts["0"], dtype=torch.float64)[2:4]  # counts are the same on every rank
+        self.sums.copy_(mine[:4])
+        self.means.restore(mine[4:])
 
     def close(self) -> None:
         self.engine.destroy()

@@ -32,12 +32,26 @@ class Launch:
         self.folder = folder / config["name"]
         path = folder / f"{config['name']}.yaml"
         path.write_text(yaml.safe_dump({**config, "run_folder": str(folder)}))
-        script = [str(ROOT / "trainer" / "run.py"), "--config", str(path), *overrides]
+        self._start([str(ROOT / "trainer" / "run.py"), "--config", str(path), *overrides], config["name"], folder,
+                    ranks, port, cwd)
+
+    @classmethod
+    def many(cls, jobs: list[dict], name: str, folder: Path, ranks: int) -> Launch:
+        """Several runs in one launch (many_runs.py)."""
+        launch = cls.__new__(cls)
+        launch.folder, path = folder, folder / f"{name}.json"
+        for job in jobs:
+            job["config"]["run_folder"] = str(folder)
+        path.write_text(json.dumps(jobs))
+        launch._start([str(Path(__file__).parent / "many_runs.py"), str(path)], name, folder, ranks, 0, None)
+        return launch
+
+    def _start(self, script: list[str], name: str, folder: Path, ranks: int, port: int, cwd: Path | None) -> None:
         if ranks == 1:
             command = [sys.executable, *script]
         else:
             command = [DEEPSPEED, "--num_accelerators", str(ranks), "--master_port", str(port or free_port()), *script]
-        self.output = folder / f"{config['name']}-{time.monotonic_ns()}.out"
+        self.output = folder / f"{name}-{time.monotonic_ns()}.out"
         with open(self.output, "wb") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment(),
                                             start_new_session=True, cwd=cwd or folder)

@@ -10,10 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from launching import ROOT, Launch, environment, last_checkpoint, losses, metrics
 from test_resume import config
 
+from data_pipelines.errors import UserError
+from trainer.accumulate import carried, check_two_forwards, gather_outputs
+from trainer.config import DataConfig, ModelConfig
 from trainer.engine import BatchSplit
+from trainer.methods import build_method
+from trainer.methods.base import Outputs, Task
+from trainer.models import build_model
 
 
 @pytest.mark.parametrize(("batch", "micro", "world"), [(32, 0, 1), (32, 5, 2), (10, 4, 1), (9, 4, 1), (7, 100, 1)])
@@ -38,6 +45,62 @@ def test_accumulation_and_channels_last_give_the_losses_of_one_piece(digit_shard
     sizes = [json.loads(line)["samples"] for line in lines]
     assert len(sizes[-1]) < 32, "the epoch has no uneven tail"
     np.testing.assert_allclose(runs[0], runs[1], atol=1e-5)
+
+
+class Coupled(torch.nn.Module):
+    """Logits, maps and features of a net with dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Dropout(0.5), torch.nn.Tanh())
+        self.head = torch.nn.Linear(8, 3)
+
+    def forward(self, inputs):
+        features = self.body(inputs)
+        logits = self.head(features)
+        return Outputs(logits, logits[:, :, None, None] * torch.ones(2, 2), features)
+
+
+def test_two_forwards_give_the_gradient_of_the_whole_batch_with_the_same_dropout():
+    torch.manual_seed(0)
+    model, inputs = Coupled(), torch.randn(7, 5)
+    pieces, seeds = [inputs[:3], inputs[3:6], inputs[6:], inputs[7:]], [4, 5, 6, 7]
+
+    def loss(outputs):  # no sum over samples
+        return outputs.logits.mean().exp() + (outputs.maps.sum() - 1) ** 2 + outputs.features.std()
+
+    found = []
+    for piece, seed in zip(pieces, seeds, strict=True):  # one graph over all pieces
+        torch.manual_seed(seed)
+        found.append(model(piece))
+    whole = loss(Outputs(*(torch.cat([getattr(o, name) for o in found]) for name in ("logits", "maps", "features"))))
+    expected = torch.autograd.grad(whole, list(model.parameters()))
+
+    gathered = gather_outputs(pieces, model, seeds)
+    again = loss(gathered.outputs)
+    assert again.item() == whole.item()
+    again.backward()
+    for piece, seed, gradients in zip(pieces, seeds, gathered.gradients(), strict=True):
+        torch.manual_seed(seed)
+        carried(model(piece), gradients).backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_what_two_forwards_cannot_make_equal_is_refused():
+    task = Task(3, 2, np.ones(3), np.zeros(3), False, full_positives=1.5)
+    method = build_method({"name": "epr"}, task)
+    data = DataConfig.model_validate({"train": {"url": "unused"}, "image_size": 32})
+    for batchnorm in ("local", "frozen"):
+        model = build_model(ModelConfig(backbone="torchvision:resnet18", batchnorm=batchnorm), data, 3, 0)
+        if batchnorm == "local":
+            with pytest.raises(UserError, match=r"'epr' .* train\.micro_batch = 4 cuts.*Set model\.batchnorm=frozen"):
+                check_two_forwards(method, "epr", model, 4)
+            model.set_trainable("head")  # a fixed backbone stays in evaluation mode
+        check_two_forwards(method, "epr", model, 4)
+    model.extra = torch.nn.Linear(2, 2)
+    with pytest.raises(UserError, match="own module would need gradients"):
+        check_two_forwards(method, "epr", model, 4)
 
 
 ENGINE = """

@@ -20,7 +20,7 @@ def test_config(path):
     name = config.method["name"]
     counts = np.full(20, 10)
     full = METHODS[name].needs_full_labels
-    build_method(config.method, Task(20, 100, counts, counts, full, grid=7, val_positives=2.0))
+    build_method(config.method, Task(20, 100, counts, counts, full, grid=7, full_positives=2.0))
     assert full == (config.data.train.labels == "labels" and name.startswith("bce"))
     head = path.read_text().split("\nname:")[0]
     assert str(path.relative_to(ROOT)) in head or "lacuna demo" in head

@@ -9,17 +9,10 @@ import pytest
 import torch
 from loss_checks import sigmoid
 from oracles import batch_of, step_of, task_of
-from test_state_methods import (  # noqa: F401 (source is a fixture)
-    CLASSES,
-    SAMPLES,
-    Harness,
-    labels_of,
-    logits_at,
-    pass_logits,
-    source,
-)
+from state_harness import CLASSES, SAMPLES, Harness, labels_of, logits_at, make_source, pass_logits
 
 from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from data_pipelines.source import ShardSource
 from trainer.methods import build_method
 from trainer.methods.base import EpochStart, Outputs, Scored
 from trainer.methods.crisp import estimated_priors
@@ -28,11 +21,16 @@ from trainer.world import World
 EVERY = np.arange(SAMPLES)
 
 
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> ShardSource:
+    return make_source(str(tmp_path_factory.mktemp("passes") / "shards"))
+
+
 def nl(p):
     return -np.log(p + 1e-5)
 
 
-def test_ll_cp_keeps_what_it_corrected(source, tmp_path):  # noqa: F811
+def test_ll_cp_keeps_what_it_corrected(source, tmp_path):
     """Per batch: AN on the current labels; the k largest losses of unknown entries are flipped, then and for good."""
     harness = Harness(source, tmp_path / "store", {"name": "ll_cp", "delta_percent": 3.0})
     z = labels_of(source)
@@ -59,7 +57,7 @@ def test_ll_cp_keeps_what_it_corrected(source, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("warmup", [1, 6])
-def test_em_apl_takes_the_lowest_predictions_of_every_class(source, tmp_path, warmup):  # noqa: F811
+def test_em_apl_takes_the_lowest_predictions_of_every_class(source, tmp_path, warmup):
     """Naive: sort the predictions of every class over all samples; ties (equal codes) may fall either way."""
     body = {"name": "em_apl", "warmup_epochs": warmup, "pseudo_weight": 0.7, "entropy_weight": 0.3}
     harness = Harness(source, tmp_path / "store", body)
@@ -92,7 +90,7 @@ def test_em_apl_takes_the_lowest_predictions_of_every_class(source, tmp_path, wa
     harness.state.close()
 
 
-def test_em_apl_cutoffs_are_in_the_checkpoint(source, tmp_path):  # noqa: F811
+def test_em_apl_cutoffs_are_in_the_checkpoint(source, tmp_path):
     harness = Harness(source, tmp_path / "store", {"name": "em_apl", "warmup_epochs": 1})
     assert harness.method.state() == {}
     np.testing.assert_array_equal(harness.method.initial_counts()["score"], harness.state.session.histogram("score")[0])
@@ -105,7 +103,7 @@ def test_em_apl_cutoffs_are_in_the_checkpoint(source, tmp_path):  # noqa: F811
     harness.state.close()
 
 
-def test_mime_makes_confident_entries_positive_for_good(source, tmp_path):  # noqa: F811
+def test_mime_makes_confident_entries_positive_for_good(source, tmp_path):
     harness = Harness(source, tmp_path / "store", {"name": "mime", "threshold": 0.7, "warmup_epochs": 2})
     z = labels_of(source)
     current = z == POSITIVE
@@ -153,7 +151,7 @@ def test_crisp_priors(bins):
 
 
 @pytest.mark.parametrize("mean", ["batch", "data"])
-def test_crisp_over_epochs(source, tmp_path, mean):  # noqa: F811
+def test_crisp_over_epochs(source, tmp_path, mean):
     body = {"name": "crisp", "bins": 64, "positive_mean": mean, "delta": 0.5}
     method, z = build_method(body, task_of(labels_of(source))), labels_of(source)
 

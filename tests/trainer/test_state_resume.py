@@ -11,9 +11,6 @@ from launching import Launch, assert_equal_weights, last_checkpoint, losses, met
 from test_resume import config
 
 import state_store
-from data_pipelines.annotate import SCHEMES, annotate
-from data_pipelines.annotate_rows import LabelledRows
-from data_pipelines.index import ShardIndex, Sidecar, sidecar_names
 
 METHODS = {
     "en_scl": {"name": "en_scl", "start_phase": 1, "expected_positives": 2.2},
@@ -24,15 +21,6 @@ METHODS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("state-runs")
-
-
-@pytest.fixture(scope="module")
-def shards(digit_shards) -> Path:
-    index = ShardIndex.load(str(digit_shards / "train"))
-    if "single" not in sidecar_names(index):
-        annotate(LabelledRows(index, Sidecar.load(index, "labels")), "single", "single_positive",
-                 SCHEMES["single_positive"]())
-    return digit_shards
 
 
 def method_config(shards: Path, name: str, method: str, **phase) -> dict:
@@ -52,11 +40,11 @@ def stored(folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_kill_resume_and_world_size(shards, folder, method):
-    reference = Launch(method_config(shards, f"{method}-reference", method), folder, 2)
+def test_kill_resume_and_world_size(single_shards, folder, method):
+    reference = Launch(method_config(single_shards, f"{method}-reference", method), folder, 2)
     reference.ok()
 
-    body = method_config(shards, f"{method}-killed", method)
+    body = method_config(single_shards, f"{method}-killed", method)
     for step in (9, 27):
         launch = Launch(body, folder, 2)
         launch.wait_for_step(step)
@@ -74,10 +62,10 @@ def test_kill_resume_and_world_size(shards, folder, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_one_rank_and_two_ranks_agree_with_sgd(shards, folder, method):
+def test_one_rank_and_two_ranks_agree_with_sgd(single_shards, folder, method):
     runs = []
     for ranks in (1, 2):
-        body = method_config(shards, f"{method}-sgd-{ranks}", method, optimizer="sgd", lr=0.02)
+        body = method_config(single_shards, f"{method}-sgd-{ranks}", method, optimizer="sgd", lr=0.02)
         body["phases"] = [{**body["phases"][1], "epochs": 4, "schedule": "constant"}]
         body["method"] = {**body["method"], **({"start_phase": 0} if method == "en_scl" else {})}
         launch = Launch(body, folder, ranks, "data.val=null", "data.test=null")

@@ -40,7 +40,7 @@ class Task:
     negatives: np.ndarray  # int64 [L] verified negatives per class
     fully_annotated: bool  # no unknown entries
     grid: int = 0  # G, side of the score maps; 0 if the inputs are feature vectors
-    val_positives: float | None = None  # mean number of positives of a fully labelled validation image
+    full_positives: float | None = None  # mean number of positives of a fully labelled image (data.fully_labelled, val)
     seed: int = 0
     width: int = 0  # D, channels of the backbone's features
     class_names: tuple[str, ...] = ()
@@ -109,6 +109,7 @@ class LossTerms:
     per_sample: torch.Tensor  # [B]
     coupled: torch.Tensor | None = None  # a scalar of the whole global batch, equal on every rank
     rows: dict[str, torch.Tensor | Masked] = field(default_factory=dict)  # new values of the fields, by name
+    metrics: dict[str, torch.Tensor] = field(default_factory=dict)  # values [B] whose means a run reports, by name
 
 
 class Method:
@@ -121,7 +122,7 @@ class Method:
     class_state: ClassVar[dict[str, str]] = {}
     """What `state` holds once a run is under way, name → dtype and shape, for `lacuna methods`."""
     batch_coupled: bool = False
-    """True if a term needs the whole global batch at once (refused with gradient accumulation)."""
+    """True if a term needs the whole global batch at once: with gradient accumulation there are two forwards."""
     needs_maps: bool = False
     needs_strong_view: bool = False
     """True if the batch shall bring `strong`, a second view of every image by data.strong_augment."""
@@ -172,11 +173,11 @@ class Method:
 
 
 def expected_positives(given: float | None, task: Task) -> float:
-    """k, the mean number of positives per image: as given, or that of the validation images."""
-    k = given or task.val_positives
+    """k, the mean number of positives per image: as given, or that of fully labelled images."""
+    k = given or task.full_positives
     if k is None:
-        raise UserError("method.expected_positives is needed: give the expected number of positives per image, or a "
-                        "fully labelled data.val to estimate it from.")
+        raise UserError("method.expected_positives is needed: give the expected number of positives per image, or "
+                        "images to estimate it from: data.fully_labelled, or a fully labelled data.val.")
     return float(k)
 
 

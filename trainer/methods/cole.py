@@ -126,7 +126,7 @@ class PairwiseRanking(Method):
 class ExpectedPositivesSettings(Settings):
     expected_positives: float | None = Field(None, gt=0)
     """k, the mean number of true positives per image (VOC 1.5, COCO 2.9, NUS 1.9, CUB 31.4); by default that of the
-    validation images."""
+    fully labelled ones (data.fully_labelled, or val)."""
 
 
 class ExpectedPositives(Method):

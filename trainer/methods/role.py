@@ -1,24 +1,21 @@
 """ROLE of Cole et al. (CVPR 2021): classifier and label estimates teach each other, towards k positives per image.
 
 Reduction: sum over classes / L, mean over the global batch; the two regularisers are added undivided.
-State: `phi` (logits of the label estimates) and Adam's moments of every sample, with the step of the last visit.
-Gradients stop between the two sides, so φ's gradient has a closed form and φ is no DeepSpeed parameter: rows are read,
-brought up to date (lazy_adam.py), updated and written back within the visit.
+Gradients stop between the two sides, so the gradient by the estimates' logits φ has a closed form, and φ is no
+DeepSpeed parameter: an estimator (role_dense.py, role_topk.py, role_factorized.py, role_network.py) gives φ [B, L] of
+a batch, and learns from that gradient within the visit.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field as Setting
 
-from data_pipelines.hashing import mix, uniform_array
-from data_pipelines.labels import NEGATIVE, POSITIVE
 from data_pipelines.stream import Batch
-from state_store import Field, Given
-from trainer.methods import lazy_adam
+from state_store import Field
 from trainer.methods.base import (
     LossTerms,
     Method,
@@ -31,23 +28,38 @@ from trainer.methods.base import (
     positive,
 )
 from trainer.methods.cole import expected_positives_penalty, log_loss
+from trainer.methods.role_dense import Dense, Estimator
+from trainer.methods.role_factorized import Factorized
+from trainer.methods.role_network import Network
+from trainer.methods.role_topk import TopK
 
 _EPSILON = 1e-5
-_KNOWN = 5.293305  # logit(0.995): where the estimate of an annotated class starts
-_SPREAD = 0.405465  # logit(0.6): others start uniform in ± this
-_CLAMP = 11.512915  # logit(1 − 1e-5): the hand-over between phases goes through a clamped probability
+ESTIMATORS: dict[str, type[Estimator]] = {"dense": Dense, "topk": TopK, "factorized": Factorized,
+                                          "network": Network}
 
 
 class RoleSettings(Settings):
     expected_positives: float | None = Setting(None, gt=0)
-    """k, mean positives per image (VOC 1.5, COCO 2.9, NUS 1.9, CUB 31.4); by default that of the validation images."""
+    """k, mean positives per image (VOC 1.5, COCO 2.9, NUS 1.9, CUB 31.4); by default that of fully labelled
+    ones (data.fully_labelled, or val)."""
     lr: Annotated[float, Setting(gt=0)] | list[Annotated[float, Setting(gt=0)]] = 1e-2
     """φ's own learning rate, constant in a phase (paper: 10 × the classifier's); a list gives one per phase, the last
     repeats. How far φ travels decides whether ROLE works."""
     optimizer: str = Setting("adam", pattern="^(adam|sgd|rowwise)$")
     """adam: equal to dense Adam over all samples (paper); sgd: no moments; rowwise: Adam that counts a row's visits."""
     phi_dtype: str = Setting("float32", pattern="^(float32|float16)$")
-    """float16 halves φ on disk; it is rounded stochastically."""
+    """float16 halves φ on disk (dense and topk); it is rounded stochastically."""
+    estimator: Literal["dense", "topk", "factorized", "network"] = "dense"
+    """dense: a logit for every entry (paper); topk: for the top_k most likely ones of a sample, the others count as
+    negative; factorized: a product of sample and class factors; network: a small head on the features."""
+    top_k: int = Setting(50, gt=0)
+    """topk: tracked entries per sample, annotated positives among them."""
+    rank: int = Setting(32, gt=0)
+    """factorized: factors per sample and class."""
+    hidden: int = Setting(256, gt=0)
+    """network: width of the hidden layer."""
+    class_lr: float = Setting(1e-3, gt=0)
+    """factorized and network: learning rate of what all samples share, which every step moves."""
 
 
 class Role(Method):
@@ -60,51 +72,40 @@ class Role(Method):
         super().__init__(settings, task)
         self.s = settings
         self.k = expected_positives(settings.expected_positives, task)
-        self.phase_steps: list[int] = []  # Adam steps behind the φ that each finished phase handed over
+        self.estimator = ESTIMATORS[settings.estimator](settings, task, self.lr)
 
     def lr(self, phase: int) -> float:
         lrs = self.s.lr if isinstance(self.s.lr, list) else [self.s.lr]
         return lrs[min(phase, len(lrs) - 1)]
 
-    # ---- state
-
     def fields(self) -> list[Field]:
-        classes = (self.task.classes,)
-        found = [Field("phi", classes, self.s.phi_dtype, Given("role"), stochastic=self.s.phi_dtype == "float16"),
-                 Field("visit", (2,), "int32")]  # phase (from 1; 0: never) and step of the last visit
-        if self.s.optimizer != "sgd":
-            found += [Field("phi_m", classes, "float32"), Field("phi_v", classes, "float32")]
-        return found
+        return self.estimator.fields()
 
     def initial_rows(self, field: str, labels: np.ndarray, shard: int) -> np.ndarray:
-        draws = uniform_array(mix(self.task.seed, shard), np.arange(labels.size)).reshape(labels.shape)
-        phi = (2 * draws - 1) * _SPREAD
-        phi = np.where(labels == POSITIVE, _KNOWN, phi)
-        return np.where(labels == NEGATIVE, -_KNOWN, phi).astype(np.float32)
+        return self.estimator.initial_rows(field, labels, shard)
 
     def end_phase(self, steps: int) -> None:
-        self.phase_steps.append(steps)
+        self.estimator.end_phase(steps)
 
     def state(self) -> dict[str, torch.Tensor]:
-        return {"phase_steps": torch.tensor(self.phase_steps, dtype=torch.int64)}
+        return self.estimator.state()
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        self.phase_steps = state["phase_steps"].tolist()
-
-    # ---- loss
+        self.estimator.load_state(state)
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
-        assert step.state is not None
-        phi, m, v, last = self._current(step)
+        given = self.estimator.read(outputs, batch, step)
+        phi = given.phi
         p, estimate = torch.sigmoid(outputs.logits), torch.sigmoid(phi)
         taught = self._terms(outputs.logits, estimate, batch.labels).mean(1)
         estimated = self._terms(phi, p.detach(), batch.labels).mean(1)
         penalty = expected_positives_penalty(p, self.k, step)
         pull = step.world.global_sum(estimate.sum()) / step.samples - self.k
         gradient = self._gradient(phi, estimate, p.detach(), batch.labels, float(pull), step)
-        rows = self._updated(phi, m, v, gradient, last, step)
+        travel = self.estimator.travel(given, batch.labels)
+        rows = self.estimator.learn(given, gradient, step)
         coupled = (penalty + (pull / phi.shape[1]) ** 2) / 2
-        return LossTerms((taught + estimated) / 2, coupled, rows)
+        return LossTerms((taught + estimated) / 2, coupled, rows, {"phi_travel": travel})
 
     def _terms(self, logits: torch.Tensor, teacher: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Known entries, plus the cross entropy towards the other side's probabilities (a constant)."""
@@ -122,46 +123,3 @@ class Role(Method):
         classes = phi.shape[1]
         slope = slope / (2 * step.samples * classes) + pull / (step.samples * classes**2)
         return slope * estimate * rest
-
-    def _current(self, step: Step):
-        """(φ, m, v, last step) of the batch's rows, replayed up to the step before this one."""
-        assert step.state is not None
-        visit = step.state.read("visit").cpu().numpy().astype(np.int64)
-        phi = step.state.read("phi")
-        if self.s.optimizer == "sgd":
-            return self._handed_over(phi, visit, step), None, None, visit[:, 1]
-        m, v = step.state.read("phi_m"), step.state.read("phi_v")
-        if self.s.optimizer == "adam":
-            for phase, steps in enumerate(self.phase_steps, 1):
-                here = visit[:, 0] == phase
-                if here.any():
-                    at = torch.from_numpy(np.flatnonzero(here)).to(phi.device)
-                    moved = lazy_adam.replay(phi[at], m[at], v[at], visit[here, 1], steps, self.lr(phase - 1))
-                    phi[at] = moved[0]
-        phi = self._handed_over(phi, visit, step)
-        old = torch.from_numpy(visit[:, 0] != step.phase + 1).to(phi.device)[:, None]
-        m, v = torch.where(old, 0.0, m), torch.where(old, 0.0, v)
-        last = np.where(visit[:, 0] == step.phase + 1, visit[:, 1], 0)
-        if self.s.optimizer == "adam":
-            phi, m, v = lazy_adam.replay(phi, m, v, last, step.number, self.lr(step.phase))
-        return phi, m, v, last
-
-    def _handed_over(self, phi: torch.Tensor, visit: np.ndarray, step: Step) -> torch.Tensor:
-        """φ of rows last seen in an earlier phase went through a clamped probability."""
-        earlier = torch.from_numpy((visit[:, 0] > 0) & (visit[:, 0] <= step.phase)).to(phi.device)
-        return torch.where(earlier[:, None], phi.clamp(-_CLAMP, _CLAMP), phi)
-
-    def _updated(self, phi, m, v, gradient, last: np.ndarray, step: Step) -> dict:
-        now = np.full(len(last), step.number + 1)
-        if self.s.optimizer == "sgd":
-            phi = phi - self.lr(step.phase) * gradient
-            rows = {"phi": phi}
-        else:
-            count: torch.Tensor | int = step.number + 1
-            if self.s.optimizer == "rowwise":
-                now = last + 1
-                count = torch.from_numpy(now.astype(np.float32)).to(phi.device)[:, None]
-            phi, m, v = lazy_adam.step(phi, m, v, gradient, count, self.lr(step.phase))
-            rows = {"phi": phi, "phi_m": m, "phi_v": v}
-        visit = np.stack([np.full(len(last), step.phase + 1), now], axis=1)
-        return {**rows, "visit": torch.from_numpy(visit)}

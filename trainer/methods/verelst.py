@@ -48,7 +48,8 @@ _PUBLISHED = {
 class VerelstSettings(Settings):
     expected_positives: float | None = Setting(None, gt=0)
     """K, expected positives per annotated one (COCO 2.9, VOC 1.5, NUS 1.9, CUB 31.5, ImageNet 1.22); by default
-    estimated: mean positives of a validation image ÷ mean annotated positives of a training image."""
+    estimated: mean positives of a fully labelled image (data.fully_labelled, or val) ÷ mean annotated positives of
+    a training image."""
     momentum: float = Setting(0.8, ge=0, le=1)
     """μ of the running averages."""
     gamma: float = Setting(1.0, ge=0)
@@ -76,7 +77,7 @@ class Verelst(Method):
         self.s, self.cutoffs = settings, None
         self.k = 0.0 if self.supervision == "an" else expected_positives(settings.expected_positives, task)
         annotated = task.positives.sum() / max(1, task.samples)
-        # The paper's K counts per annotated positive; an estimate from validation images counts per image.
+        # The paper's K counts per annotated positive; an estimate from fully labelled images counts per image.
         self.ratio = self.k if settings.expected_positives else self.k / max(annotated, 1e-9)
         if self.consistency == "scl" and not task.grid:
             raise UserError("SCL needs images (score maps); feature shards have none. Use the CL variant.")

@@ -1,0 +1,83 @@
+"""The expected number of positives is estimated from the images whose labels are complete, and from no others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from test_resume import config
+
+from data_pipelines.errors import UserError
+from data_pipelines.index import ShardIndex, SidecarWriter
+from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
+from data_pipelines.packing import Layout, pack
+from data_pipelines.readers import digits
+from data_pipelines.source import ShardSource
+from data_pipelines.subsets import Subset
+from trainer.assemble import load_sources, mean_positives
+from trainer.config import parse_config
+from trainer.methods import build_method
+from trainer.methods.base import Task
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """120 scenes: one positive each, but all labels of the 40 scenes of the subset `checked`."""
+    folder = tmp_path_factory.mktemp("checked")
+    for split in ("train", "val"):
+        pack(digits.read(120, split), str(folder / split), Layout(streams=1, rows_per_shard=30), workers=1)
+    source = ShardSource.load(str(folder / "train"), "labels", None)
+    rng, masks = np.random.default_rng(0), []
+    writer = SidecarWriter(source.index, "mixed", UNKNOWN, {})
+    for shard, rows in enumerate(source.index.rows):
+        full = source.sidecar.labels(shard).dense(source.classes)
+        one = np.where(np.cumsum(full == POSITIVE, axis=1) == 1, full, NEGATIVE)
+        checked = rng.permutation(rows) < 10
+        writer.write(shard, SparseLabels.from_dense(np.where(checked[:, None], full, np.where(one == 1, 1, UNKNOWN))))
+        masks.append(checked)
+    writer.close()
+    Subset.from_masks(source.index, "checked", masks, {}).save()
+    return folder
+
+
+def sources_of(shards, **data):
+    body = config(shards, "x")
+    body["data"] |= {"test": None, **data}
+    body["data"]["train"]["labels"] = "mixed"
+    return load_sources(parse_config(body, "test"))
+
+
+def counted(source: ShardSource) -> float:
+    """By hand: positives of the rows that take part, per row."""
+    rows = []
+    for shard in range(len(source.index.shards)):
+        full = source.sidecar.labels(shard).dense(source.classes)
+        rows.append(full[slice(None) if source.subset is None else source.subset.mask(shard)])
+    return float((np.concatenate(rows) == POSITIVE).sum(1).mean())
+
+
+def test_a_fully_labelled_subset_comes_before_val(shards):
+    train = str(shards / "train")
+    sources = sources_of(shards, fully_labelled={"url": train, "labels": "mixed", "subset": "checked"})
+    k = mean_positives(sources)
+    assert sources["fully_labelled"].rows.sum() == 40
+    assert k == pytest.approx(counted(ShardSource.load(train, "labels", "checked")))
+    only_val = mean_positives(sources_of(shards))
+    assert only_val == pytest.approx(counted(ShardSource.load(str(shards / "val"), "labels", None)))
+    assert k != only_val
+
+    index = ShardIndex.load(train)
+    ones = np.full(len(index.classes), 12)
+    task = Task(len(ones), 120, ones, ones * 0, False, full_positives=k)
+    assert build_method({"name": "role"}, task).k == pytest.approx(k)
+    # EN counts per annotated positive, of which there is one an image here.
+    np.testing.assert_array_equal(build_method({"name": "en"}, task).quotas, np.rint(k * ones))
+
+
+def test_incomplete_labels_are_refused_or_not_used(shards):
+    train = str(shards / "train")
+    with pytest.raises(UserError, match=r"data\.fully_labelled: [\d,]+ of the 120 × 10 labels .*'mixed' are unknown"):
+        mean_positives(sources_of(shards, fully_labelled={"url": train, "labels": "mixed"}))
+    assert mean_positives(sources_of(shards, val={"url": train, "labels": "mixed"})) is None
+    assert mean_positives(sources_of(shards, val=None)) is None
+    with pytest.raises(UserError, match=r"data\.fully_labelled, or a fully labelled data\.val"):
+        build_method({"name": "epr"}, Task(4, 2, np.ones(4), np.zeros(4), False))

@@ -1,0 +1,94 @@
+"""What one global batch does to the weights and the state: forward, loss, backward, step, new rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from data_pipelines.hashing import mix
+from data_pipelines.stream import Batch
+from trainer.accumulate import carried, check_two_forwards, gather_outputs
+from trainer.engine import BatchSplit
+from trainer.evaluate import autocast
+from trainer.methods.base import LossTerms, Outputs, Step
+
+if TYPE_CHECKING:
+    from trainer.loop import Run
+
+
+class Learner:
+    """Of one phase. A rank's share is cut into micro-batches; a loss with a batch-coupled term sees them as one."""
+
+    def __init__(self, run: Run, engine, split: BatchSplit):
+        self.run, self.engine, self.split = run, engine, split
+        self.two_forwards = run.method.batch_coupled and split.pieces > 1
+        if self.two_forwards:
+            check_two_forwards(run.method, run.config.method["name"], run.model, run.config.train.micro_batch)
+
+    def learn(self, batch: Batch, step: Step, total_steps: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """One optimizer step: (this rank's part of the global loss, values [B] that the method reports)."""
+        batch.labels = batch.labels.to(self.run.world.device, non_blocking=True)
+        terms = [self._learn_whole(batch, step, total_steps)] if self.two_forwards else self._learn_pieces(batch, step)
+        metrics = {name: torch.cat([part.metrics[name] for part in terms]) for name in terms[0].metrics}
+        return torch.stack([self._share(part, step).detach().double() for part in terms]).sum(), metrics
+
+    def _learn_pieces(self, batch: Batch, step: Step) -> list[LossTerms]:
+        """Forward, loss and backward of one micro-batch after the other."""
+        run, found = self.run, []
+        for piece in range(self.split.pieces):
+            micro = batch.narrow(piece * self.split.micro, (piece + 1) * self.split.micro)
+            if run.state:
+                step = replace(step, state=run.state.rows(micro))
+            terms = run.method.loss(self.forward(micro.inputs), micro, step)
+            # DeepSpeed averages gradients over ranks and pieces; the global loss is a sum of shares.
+            self.engine.backward(self.split.pieces * run.world.size * self._share(terms, step))
+            self.engine.step()
+            if step.state:
+                step.state.write(terms.rows)
+            found.append(terms)
+        return found
+
+    def _learn_whole(self, batch: Batch, step: Step, total_steps: int) -> LossTerms:
+        """The loss of this rank's whole share at once, its gradient carried into the weights piece by piece."""
+        run, micro = self.run, self.split.micro
+        pieces = [batch.inputs[piece * micro : (piece + 1) * micro] for piece in range(self.split.pieces)]
+        seeds = [mix(run.config.seed, total_steps, run.world.rank, piece) for piece in range(len(pieces))]
+        gathered = gather_outputs(pieces, self.forward, seeds)
+        if run.state:
+            step = replace(step, state=run.state.rows(batch))
+        terms = run.method.loss(gathered.outputs, batch, step)
+        (run.world.size * self._share(terms, step)).backward()
+        for inputs, seed, gradients in zip(pieces, seeds, gathered.gradients(), strict=True):
+            torch.manual_seed(seed)
+            self.engine.backward(len(pieces) * carried(self.forward(inputs), gradients))
+            self.engine.step()
+        if step.state:
+            step.state.write(terms.rows)
+        return terms
+
+    def _share(self, terms: LossTerms, step: Step) -> torch.Tensor:
+        """This rank's part of the global loss; a batch-coupled term, equal on every rank, in equal parts."""
+        share = terms.per_sample.sum() / step.samples
+        return share if terms.coupled is None else share + terms.coupled / self.run.world.size
+
+    def forward(self, inputs: torch.Tensor) -> Outputs:
+        """Outputs of a micro-batch; an empty one costs a dummy forward, so that every rank takes part in the step."""
+        run, device = self.run, self.run.world.device
+        count = len(inputs)
+        empty = count == 0
+        synced = run.config.model.batchnorm == "sync"  # its statistics are a collective: an empty rank takes part too
+        if empty and not synced:
+            inputs = inputs.new_zeros((1, *inputs.shape[1:]))
+        if run.config.train.channels_last and inputs.ndim == 4:
+            inputs = inputs.to(memory_format=torch.channels_last)
+        # BatchNorm must not see the dummy, and local statistics of a single sample may not exist.
+        apart = not synced and (empty or (count == 1 and run.config.model.batchnorm == "local"))
+        if apart:
+            run.model.eval()
+        with autocast(run.config, run.world):
+            logits, maps, features = self.engine(inputs.to(device, non_blocking=True), with_maps=run.method.needs_maps)
+        if apart:
+            run.model.train()
+        return Outputs(logits[:count], None if maps is None else maps[:count], features[:count])
