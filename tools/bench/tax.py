@@ -3,7 +3,9 @@
 Ratios (ResNet-18 at 64 px, L = 1000, one torch thread, RAM budget at most a quarter of the state):
   role, en_cl, en_scl     whole step of the method (en_scl with top-10 heatmaps) ÷ whole step of AN
   role_state, en_cl_state, en_scl_state   1 + time in state calls (lease, gather, scatter, release) ÷ step of AN
-Methods take turns step by step, so that other load on the machine hits all alike; medians of all steps.
+Methods take turns step by step, so that other load on the machine hits all alike; medians of all steps. Beside them:
+`ratios_of_means` (a rare stall counts too; load from elsewhere as well), and `boundary_ms` per step: what the ends and
+beginnings of epochs cost (flush of the state, EN's cut-offs), spread over the steps of these very short epochs.
 """
 
 from __future__ import annotations
@@ -66,13 +68,15 @@ def run(quick: bool, args: argparse.Namespace) -> dict:
 
 def _report(racers: list[Racer]) -> dict:
     base = float(np.median(racers[0].whole[2:]))
-    ratios = {}
+    ratios, means = {}, {}
     for racer in racers[1:]:
+        means[racer.name] = round(float(np.mean(racer.whole[2:]) / np.mean(racers[0].whole[2:])), 3)
         ratios[racer.name] = round(float(np.median(racer.whole[2:])) / base, 3)
         ratios[racer.name + "_state"] = round(1 + float(np.median(racer.inside[2:])) / base, 3)
     budgets = {r.name: round(r.budget_share, 3) for r in racers[1:]}
-    return {"ratios": ratios, "an_step_ms": round(base * 1e3, 1), "steps": len(racers[0].whole),
-            "budget_over_state": budgets}
+    boundary = {r.name: round(1e3 * sum(r.boundary) / len(r.whole), 1) for r in racers}
+    return {"ratios": ratios, "ratios_of_means": means, "boundary_ms": boundary, "an_step_ms": round(base * 1e3, 1),
+            "steps": len(racers[0].whole), "budget_over_state": budgets}
 
 
 class _Timed:
@@ -97,6 +101,7 @@ class Racer:
         self.name, self.budget_share = name, 0.0
         self.whole: list[float] = []
         self.inside: list[float] = []
+        self.boundary: list[float] = []
         config = _config(folder, name, batch)
         self.run: Run = build_run(config, world, watchdog)
         per_row = sum(field.row_bytes for field in self.run.method.fields())
@@ -125,7 +130,7 @@ class Racer:
         self.inside.append(self.clock[0])
 
     def _next_epoch(self) -> Batch:
-        state = self.state
+        state, began = self.state, time.perf_counter()
         if state and self.epoch:
             state.end_epoch()
         self.epoch += 1
@@ -133,6 +138,7 @@ class Racer:
         self.run.method.begin_epoch(self.phase.epoch_start(self.epoch))
         if state:
             state.begin_epoch(plan, 0, self.epoch)
+        self.boundary.append(time.perf_counter() - began)
         self.run.model.train()
         self.batches = iter(self.phase._stream(plan, Position(epoch=self.epoch)))
         return next(self.batches)
