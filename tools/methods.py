@@ -83,6 +83,7 @@ def needs(method: Method) -> list[str]:
     found = [text for wanted, text in (
         (method.needs_full_labels, "full labels"),
         (method.needs_negatives, "verified negatives"),
+        (method.needs_neighbors, "the setting neighbors (from `lacuna neighbors`)"),
         (method.needs_maps, "score maps (images, not feature shards)"),
         (bool(method.needs_scores), f"imported tables of scores: {', '.join(method.needs_scores)} "
                                     "(`lacuna import-scores`)"),

@@ -14,6 +14,7 @@ from trainer.loop import Run, Stop
 from trainer.methods import build_method
 from trainer.methods.base import Task
 from trainer.models import Classifier, build_model, spatial_side
+from trainer.neighbors import data_fingerprints
 from trainer.phase import train_augment
 from trainer.run_log import RunLog
 from trainer.world import Watchdog, World
@@ -77,7 +78,7 @@ def task_of(config: Config, sources: dict[str, ShardSource], model: Classifier) 
     grid = spatial_side(model, config.data.image_size) if train.index.kind == "image" else 0
     return Task(train.classes, int(train.rows.sum()), positives, negatives, train.sidecar.unlisted == NEGATIVE, grid,
                 mean_positives(sources), config.seed, model.width, tuple(train.index.classes),
-                tuple(train.index.class_ids), train.index.fingerprint, model.blank)
+                tuple(train.index.class_ids), train.index.fingerprint, model.blank, data_fingerprints(train))
 
 
 def mean_positives(sources: dict[str, ShardSource]) -> float | None:

@@ -7,6 +7,7 @@ import difflib
 from data_pipelines.errors import UserError
 from trainer.config import validated
 from trainer.methods import asl, cole, crisp, csl, entropy, gr, hill, large_loss, mime, role, soft_exposure, verelst
+from trainer.methods import soft_exposure_neighbors as se
 from trainer.methods.base import Method, Task
 
 METHODS: dict[str, type[Method]] = {
@@ -29,6 +30,9 @@ METHODS: dict[str, type[Method]] = {
     "wne": soft_exposure.WeightedNoExposure,
     "fe": soft_exposure.FullExposure,
     "ls": soft_exposure.LabelSoftening,
+    "se_i": se.SoftExposureByImages,
+    "se_l": se.SoftExposureByLabels,
+    "se": se.SoftExposure,
     "ll_r": large_loss.Reject,
     "ll_ct": large_loss.CorrectTemporarily,
     "ll_cp": large_loss.CorrectPermanently,
@@ -58,4 +62,7 @@ def build_method(body: dict, task: Task) -> Method:
     if kind.needs_negatives and not task.negatives.any():
         raise UserError(f"method.name = {name!r} needs verified negatives, but the sidecar of data.train has none. "
                         "Make one with `lacuna annotate … --scheme single_positive --negatives 1` (iu) or -1 (iun).")
+    if kind.needs_neighbors and body.get("neighbors") is None:
+        raise UserError(f"method.name = {name!r} needs method.neighbors: what `lacuna neighbors` made for the shards, "
+                        "labels and subset of data.train.")
     return method

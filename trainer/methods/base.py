@@ -47,6 +47,7 @@ class Task:
     class_ids: tuple[str, ...] = ()  # stable ids (WNIDs, MIDs), where the dataset has them
     index: str = ""  # fingerprint of the shard index, for what was made outside of the run
     blank: tuple[int, int, int] = (0, 0, 0)  # the colour that the model's normalisation maps to 0
+    data: dict[str, str] = field(default_factory=dict)  # fingerprints of the training data's index, labels and subset
 
 
 @dataclass
@@ -132,6 +133,8 @@ class Method:
     """True if `begin_epoch` goes over all training samples (EpochStart.scored); for `lacuna methods`."""
     needs_scores: ClassVar[tuple[str, ...]] = ()
     """Names of the imported score tables that `method.scores` must hold (score_table.py)."""
+    needs_neighbors: ClassVar[bool] = False
+    """True if the setting `neighbors` must name what `lacuna neighbors` made."""
 
     def __init__(self, settings: Settings, task: Task):
         self.settings, self.task = settings, task

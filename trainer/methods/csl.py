@@ -9,7 +9,6 @@ logarithms of max(·, 1e-8); the focal weights have no gradient. ω weighs entri
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -18,11 +17,11 @@ from pydantic import Field, model_validator
 
 from data_pipelines.stream import Batch
 from trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, Task, positive, unknown
+from trainer.methods.known_gradient import WithGradient, cached_blocks, numbers
 from trainer.methods.top_entries import global_top, top_entries
 from trainer.priors import read_prior
 
 _FLOOR = 1e-8
-_CACHED_ENTRIES = 1 << 17
 _FAR_BELOW = -3e38  # ranks known entries under every unknown one; finite, because 0 · inf is NaN
 
 
@@ -101,16 +100,16 @@ class Csl(Method):
         with torch.no_grad():
             kept = self._kept_of_batch(logits, labels, step) if self.batch_coupled else None
             per_sample, gradient = torch.empty_like(logits[:, 0]), torch.empty_like(logits)
-            for rows in _blocks(logits):
+            for rows in cached_blocks(logits):
                 per_sample[rows] = self._rows_loss(logits[rows], labels[rows], None if kept is None else kept[rows],
                                                    gradient[rows])
-        return LossTerms(_WithGradient.apply(logits, per_sample, gradient) * step.samples)
+        return LossTerms(WithGradient.apply(logits, per_sample, gradient) * step.samples)
 
     def _rows_loss(self, logits: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor | None,
                    gradient: torch.Tensor) -> torch.Tensor:
         """Loss [rows]; fills in its gradient [rows, L]."""
         s = self.settings
-        positives, unknowns = _numbers(positive(labels), logits), _numbers(unknown(labels), logits)
+        positives, unknowns = numbers(positive(labels), logits), numbers(unknown(labels), logits)
         known = 1 - unknowns
         weights = self._expose(unknowns, logits, known) if kept is None else self._expose_prior(unknowns).mul_(kept)
         miss, entries, slopes = label_losses(logits, positives, s.clip)
@@ -152,18 +151,11 @@ class Csl(Method):
         kept = torch.ones_like(logits)
         count = min(self.settings.top, self.task.classes) * step.samples
         if count:
-            likelihood = torch.add(logits, 1 - _numbers(unknown(labels), logits), alpha=_FAR_BELOW)
+            likelihood = torch.add(logits, 1 - numbers(unknown(labels), logits), alpha=_FAR_BELOW)
             places, chosen = global_top(likelihood, count, step.world)
             if len(kept):  # a minimum: places that were not chosen are left alone, without a host sync
                 kept.view(-1).scatter_reduce_(0, places, (~chosen).to(kept.dtype), "amin")
         return kept
-
-
-def _blocks(logits: torch.Tensor) -> Iterator[slice]:
-    """Rows that are computed together: on a CPU as many as stay in its cache with a dozen intermediate results."""
-    rows, classes = logits.shape
-    size = max(1, rows if logits.is_cuda else _CACHED_ENTRIES // classes)
-    return (slice(start, start + size) for start in range(0, rows, size))
 
 
 def label_losses(logits: torch.Tensor, positives: torch.Tensor, clip: float) -> tuple[torch.Tensor, ...]:
@@ -185,26 +177,6 @@ def label_losses(logits: torch.Tensor, positives: torch.Tensor, clip: float) -> 
         entries = entries * positives - torch.log1p(-clipped.clamp(max=1 - _FLOOR)) * others
         miss = miss * positives + clipped * others
     return miss, entries, slopes.addcmul_(positives, slopes, value=-2.0)
-
-
-class _WithGradient(torch.autograd.Function):
-    """A value [B] of the logits [B, L] whose gradient is known: the focal weights are constants."""
-
-    @staticmethod
-    def forward(ctx, logits, value, gradient):
-        ctx.save_for_backward(gradient)
-        return value.clone()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
-        (gradient,) = ctx.saved_tensors
-        return grad[:, None] * gradient, None, None
-
-
-def _numbers(mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """0 and 1; by way of int8, because converting booleans is eight times slower."""
-    return mask.view(torch.int8).to(like.dtype)
 
 
 def _power(base: torch.Tensor, exponent: float) -> torch.Tensor:
