@@ -21,6 +21,7 @@ COMMANDS = {
     "heatmaps": ("tools.heatmaps", "draw the running heatmaps of training images"),
     "export": ("tools.export", "make a model folder from a checkpoint: safetensors, labels.json, ONNX"),
     "predict": ("tools.predict", "what an exported model says about images, with a picture of heatmaps"),
+    "suggest": ("tools.suggest", "the missing labels that a model is most sure of, at a chosen precision"),
     "methods": ("tools.methods", "list the methods: paper, per-sample state, needs, settings and defaults"),
     "bench": ("tools.bench", "measure speed and quality; the last line is one JSON object"),
 }

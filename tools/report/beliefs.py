@@ -86,15 +86,20 @@ def _views(folder: RunFolder, source: ShardSource, score: bool, lacks: Lacks) ->
     if score:
         return "scores of the kept checkpoints", list(_checkpoint_views(folder, source))
     store = folder.store
-    field = next((name for name in _SCORES if store and name in store.schema.fields), None)
+    field = belief_field(store)
     if store is None or field is None:
         lacks("beliefs about training labels", f"the method {folder.config.method['name']!r} remembers no scores of "
               "all classes: pass --score to run its kept checkpoints over training samples.")
         return "", []
-    return _SOURCES[field], [_state_view(store, entry.name, field, source) for entry in store.snapshots()]
+    return _SOURCES[field], [state_view(store, entry.name, field, source) for entry in store.snapshots()]
 
 
-def _state_view(store: StateStore, snapshot: str, field: str, source: ShardSource) -> View:
+def belief_field(store: StateStore | None) -> str | None:
+    """The field that remembers a probability (or its logit) of every class, if the method keeps one."""
+    return next((name for name in _SCORES if store and name in store.schema.fields), None)
+
+
+def state_view(store: StateStore, snapshot: str, field: str, source: ShardSource) -> View:
     reader, spec = store.reader(snapshot), store.schema.fields[field]
 
     def shard(number: int) -> tuple[np.ndarray, np.ndarray] | None:
