@@ -37,14 +37,18 @@ def decode_image(data: bytes) -> torch.Tensor:
         height, width, colours = _header(data, kind)
     except Exception as error:
         raise DecodeError(f"unreadable image header ({error})") from None
-    if height * width > MAX_PIXELS:
-        raise DecodeError(f"image header says {width}x{height}, more than the {MAX_PIXELS:,} pixels allowed")
+    _refuse_bomb(height, width)
     if colours in ("YCbCr", "Gray", "RGB"):
         # A JPEG with recoverable damage, such as stray bytes between markers, is left to PIL: it uses those, but
         # refuses truncated ones, whose missing part libjpeg would fill with grey.
         with contextlib.suppress(ValueError):
             return _decode_jpeg(data)
     return _decode_pil(data)
+
+
+def _refuse_bomb(height: int, width: int) -> None:
+    if height * width > MAX_PIXELS:
+        raise DecodeError(f"image header says {width}x{height}, more than the {MAX_PIXELS:,} pixels allowed")
 
 
 def _decode_jpeg(data: bytes) -> torch.Tensor:
@@ -81,11 +85,14 @@ def _orientation(segment: bytes) -> int:
 def _decode_pil(data: bytes) -> torch.Tensor:
     try:
         with Image.open(io.BytesIO(data)) as opened:
+            _refuse_bomb(opened.height, opened.width)  # a file may show one size first and have another
             picture = ImageOps.exif_transpose(opened)
             if picture.mode.startswith("I"):
                 # convert("RGB") would clip 16-bit greys at 255 instead of scaling them.
                 picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
             array = np.array(picture.convert("RGB"))
+    except DecodeError:
+        raise
     except Exception as error:  # PIL raises a different kind for every way a file can be broken
         raise DecodeError(f"{type(error).__name__}: {error}") from None
     return torch.from_numpy(array).permute(2, 0, 1).contiguous()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import zipfile
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
@@ -22,11 +23,13 @@ import numpy as np
 
 from data_pipelines import storage
 from data_pipelines.errors import UserError
+from data_pipelines.json_text import parse_json
 from data_pipelines.labels import NEGATIVE, UNKNOWN, SparseLabels
 
 INDEX_NAME = "index.json"
 INDEX_VERSION = 1
 SIDECAR_VERSION = 1
+_MAX_UNPACKED = 1 << 31  # of one shard's table: two orders more than a large shard needs
 UNLISTED_WORDS = {"unknown": UNKNOWN, "negative": NEGATIVE}
 
 
@@ -125,10 +128,12 @@ class ShardIndex:
     def load(cls, url: str) -> ShardIndex:
         where = storage.join(url, INDEX_NAME)
         try:
-            body = json.loads(storage.read_bytes(where))
+            body = parse_json(storage.read_bytes(where))
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"{where}: no such file. Build it with `lacuna shards make` or, for tars made elsewhere, "
                             f"`lacuna shards index {url}`.") from None
+        except UserError:
+            raise  # of the storage
         except ValueError as error:
             raise UserError(f"{where}: not valid JSON ({error}). "
                             f"Rebuild it with `lacuna shards index {url}`.") from None
@@ -141,7 +146,7 @@ class ShardIndex:
                 split=str(body["split"]), kind=str(body["kind"]),
                 class_ids=[str(c) for c in body["class_ids"]], source=dict(body["source"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{where}: damaged ({type(error).__name__}: {error}). "
@@ -196,14 +201,16 @@ class Sidecar:
     def load(cls, index: ShardIndex, name: str) -> Sidecar:
         where = storage.join(index.url, "labels", name + ".json")
         try:
-            body = json.loads(storage.read_bytes(where))
+            body = parse_json(storage.read_bytes(where))
             fits = body["index_fingerprint"] == index.fingerprint
             sidecar = cls(index, name, UNLISTED_WORDS[body["unlisted"]], np.array(body["positives"], np.int64),
                           np.array(body["negatives"], np.int64), [str(h) for h in body["hashes"]], dict(body["source"]))
         except FileNotFoundError:
             raise UserError(f"{where}: no label sidecar named {name!r}; there are {sidecar_names(index) or 'none'}. "
                             f"Make one with `lacuna annotate {index.url}`.") from None
-        except (KeyError, TypeError, ValueError) as error:
+        except UserError:
+            raise  # of the storage
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UserError(f"{where}: damaged ({type(error).__name__}: {error}). Make the sidecar again.") from None
         if not fits or len(sidecar.hashes) != len(index.shards):
             raise UserError(f"{where}: made for another index than {index.url}/{INDEX_NAME} "
@@ -279,6 +286,10 @@ def _npz(**arrays: np.ndarray) -> bytes:
 
 def _load_npz(data: bytes, where: str, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     try:
+        with zipfile.ZipFile(io.BytesIO(data)) as listed:
+            unpacked = sum(entry.file_size for entry in listed.infolist())
+        if unpacked > _MAX_UNPACKED:
+            raise ValueError(f"{unpacked:,} bytes when unpacked, at most {_MAX_UNPACKED:,} are allowed")
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             return {name: archive[name] for name in names}
     except Exception as error:  # zipfile and numpy raise many kinds for damaged bytes

@@ -9,7 +9,6 @@ Other members are not read. Everything is read before anything is written, and i
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ import numpy as np
 from data_pipelines import storage
 from data_pipelines.errors import UserError
 from data_pipelines.index import UNLISTED_WORDS, Members, Shard, ShardIndex, SidecarWriter
+from data_pipelines.json_text import parse_json
 from data_pipelines.labels import SparseLabels
 from data_pipelines.packing import SIDECAR_NAME
 from data_pipelines.readers.base import IMAGE_EXTENSIONS, ClassNames, read_class_list, refuse_conflict
@@ -166,10 +166,10 @@ def parse_labels(data: bytes, extension: str, where: str, resolver: ClassNames) 
         text = data.decode()
         if extension != "json":
             return resolver.indices(text, where), []
-        body = json.loads(text)
+        body = parse_json(text)
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: not UTF-8 text ({error}).") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise UserError(f"{where}: not valid JSON ({error}).") from None
     if isinstance(body, dict):
         if "positives" not in body or not set(body) <= {"positives", "negatives"}:

@@ -14,8 +14,6 @@ import shutil
 import uuid
 from typing import BinaryIO
 
-from fsspec.core import url_to_fs
-
 from data_pipelines import storage
 from data_pipelines.errors import UserError
 from data_pipelines.index import INDEX_NAME
@@ -50,7 +48,7 @@ class OutputFolder:
             # Index first: from here on until `publish` nobody takes the folder for a dataset.
             storage.remove([storage.join(self.out, INDEX_NAME)])
             for folder in ("members", "labels"):
-                _remove_remote_tree(storage.join(self.out, folder))
+                storage.remove_tree(storage.join(self.out, folder))
         return self
 
     def __exit__(self, kind, value, trace) -> None:
@@ -112,12 +110,6 @@ def _remove_tree(path: str, keep: str) -> None:
         shutil.rmtree(path)
     else:
         os.remove(path)
-
-
-def _remove_remote_tree(url: str) -> None:
-    fs, path = url_to_fs(url)
-    if storage.exists(url):
-        storage.retrying(lambda: fs.rm(path, recursive=True))
 
 
 def _sync_tree(root: str) -> None:

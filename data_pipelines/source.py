@@ -16,7 +16,7 @@ from typing import IO
 
 import numpy as np
 
-from data_pipelines import storage
+from data_pipelines import retries, storage
 from data_pipelines.decode import decode_vector
 from data_pipelines.errors import UserError
 from data_pipelines.index import ShardIndex, Sidecar
@@ -111,7 +111,7 @@ def _fetch(url: str, expected: int, scratch: str | None) -> int:
             descriptor = os.open(storage.local_path(url), os.O_RDONLY)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
         else:
-            descriptor = storage.retrying(lambda: _download(url, expected, scratch))
+            descriptor = retries.retrying(lambda: _download(url, expected, scratch), url)
     except FileNotFoundError:
         raise UserError(f"{url}: this shard is in the index but not in the folder. Restore it, or rebuild the index "
                         "with `lacuna shards index`.") from None

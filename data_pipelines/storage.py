@@ -9,26 +9,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import random
-import time
+import shutil
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import aiohttp
+from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
-T = TypeVar("T")
+from data_pipelines.retries import retrying
+
 Buffer = Any  # bytes, bytearray, memoryview or a contiguous array
-ATTEMPTS = 6
-_FIRST_WAIT_SECONDS = 0.1
 _SYNC_THREADS = 8
 _SYNC_ALL_ABOVE = 1000
 _CONNECT_SECONDS, _SILENCE_SECONDS = 30, 60
-_PASSING_STATUS = (408, 425, 429)
-# Answers that no retry will change.
-_FINAL_ERRORS = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
 def is_local(url: str) -> bool:
@@ -44,6 +40,15 @@ def join(url: str, *parts: str) -> str:
     return "/".join([url.rstrip("/") or "/", *[p.strip("/") for p in parts]])
 
 
+def _file_system(url: str, **options: Any) -> tuple[AbstractFileSystem, str]:
+    """The file system behind a remote URL, and the path in it.
+
+    Without its cache of listings: other processes write too, and an object that is newer than a listing would be
+    "not found".
+    """
+    return url_to_fs(url, use_listings_cache=False, **options)
+
+
 def read_bytes(url: str, expected: int | None = None) -> bytes:
     """The whole object; FileNotFoundError if there is none.
 
@@ -54,14 +59,14 @@ def read_bytes(url: str, expected: int | None = None) -> bytes:
             return f.read()
 
     def fetch() -> bytes:
-        fs, path = url_to_fs(url)
+        fs, path = _file_system(url)
         data = fs.cat_file(path)
         whole = fs.size(path) if expected is None else expected
         if whole is not None and whole != len(data):
             raise OSError(f"{url}: got {len(data)} of {whole} bytes")
         return data
 
-    return retrying(fetch)
+    return retrying(fetch, url)
 
 
 def open_stream(url: str) -> BinaryIO:
@@ -72,17 +77,17 @@ def open_stream(url: str) -> BinaryIO:
     if url.startswith(("http://", "https://")):
         # One plain request: not every server knows ranges. A silent one is given up; a slow one may take its time.
         patience = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS)
-        web, path = url_to_fs(url, client_kwargs={"timeout": patience})
-        return retrying(lambda: web.open(path, "rb", block_size=0))
-    fs, path = url_to_fs(url)
-    return retrying(lambda: fs.open(path, "rb", block_size=8 << 20))
+        web, path = _file_system(url, client_kwargs={"timeout": patience})
+        return retrying(lambda: web.open(path, "rb", block_size=0), url)
+    fs, path = _file_system(url)
+    return retrying(lambda: fs.open(path, "rb", block_size=8 << 20), url)
 
 
 def write_atomic(url: str, data: bytes | bytearray | memoryview, durable: bool = True) -> None:
     """Replace the object in one step: a reader sees the old or the new bytes, never a mixture."""
     if not is_local(url):
-        fs, path = url_to_fs(url)
-        retrying(lambda: fs.pipe_file(path, bytes(data)))
+        fs, path = _file_system(url)
+        retrying(lambda: fs.pipe_file(path, bytes(data)), url)
         return
     path = local_path(url)
     _make_folder(os.path.dirname(path))
@@ -103,9 +108,9 @@ def write_new(url: str, parts: Sequence[Buffer]) -> None:
     What makes it durable is `sync` before the reference to it is published; a torn one is an orphan.
     """
     if not is_local(url):
-        fs, path = url_to_fs(url)
+        fs, path = _file_system(url)
         data = b"".join(bytes(part) for part in parts)
-        retrying(lambda: fs.pipe_file(path, data))
+        retrying(lambda: fs.pipe_file(path, data), url)
         return
     path = local_path(url)
     try:
@@ -167,9 +172,9 @@ def _sync_file_system(folder: str) -> bool:
 def create_exclusive(url: str, data: bytes) -> bool:
     """Create the object only if there is none (durably); False when someone else was first."""
     if not is_local(url):
-        fs, path = url_to_fs(url)
+        fs, path = _file_system(url)
         try:
-            retrying(lambda: fs.pipe_file(path, data, mode="create"))
+            retrying(lambda: fs.pipe_file(path, data, mode="create"), url)
         except FileExistsError:
             # A retried request may have met its own earlier success.
             return read_bytes(url) == data
@@ -200,16 +205,15 @@ def _write_whole(path: str, data: bytes | bytearray | memoryview, durable: bool)
 def exists(url: str) -> bool:
     if is_local(url):
         return os.path.exists(local_path(url))
-    fs, path = url_to_fs(url)
-    fs.invalidate_cache()
-    return retrying(lambda: fs.exists(path))
+    fs, path = _file_system(url)
+    return retrying(lambda: fs.exists(path), url)
 
 
 def size(url: str) -> int:
     if is_local(url):
         return os.path.getsize(local_path(url))
-    fs, path = url_to_fs(url)
-    return retrying(lambda: fs.size(path))
+    fs, path = _file_system(url)
+    return retrying(lambda: fs.size(path), url)
 
 
 def list_names(url: str) -> list[str]:
@@ -217,9 +221,8 @@ def list_names(url: str) -> list[str]:
     try:
         if is_local(url):
             return sorted(os.listdir(local_path(url)))
-        fs, path = url_to_fs(url)
-        fs.invalidate_cache()
-        found = retrying(lambda: fs.ls(path, detail=False))
+        fs, path = _file_system(url)
+        found = retrying(lambda: fs.ls(path, detail=False), url)
         return sorted({p.rstrip("/").rsplit("/", 1)[-1] for p in found} - {""})
     except FileNotFoundError:
         return []
@@ -233,14 +236,14 @@ def remove(urls: list[str]) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(local_path(url))
     for start in range(0, len(remote), 1000):
-        fs, _ = url_to_fs(remote[start])
-        paths = [url_to_fs(url)[1] for url in remote[start : start + 1000]]
+        fs, _ = _file_system(remote[start])
+        paths = [_file_system(url)[1] for url in remote[start : start + 1000]]
         try:
-            retrying(lambda fs=fs, paths=paths: fs.rm(paths))  # type: ignore[misc]
+            retrying(lambda fs=fs, paths=paths: fs.rm(paths), remote[start])  # type: ignore[misc]
         except FileNotFoundError:  # this file system stops at the first one that is gone
             for path in paths:
                 with contextlib.suppress(FileNotFoundError):
-                    retrying(lambda fs=fs, path=path: fs.rm_file(path))  # type: ignore[misc]
+                    retrying(lambda fs=fs, path=path: fs.rm_file(path), path)  # type: ignore[misc]
 
 
 def sync_folder(path: str) -> None:
@@ -252,22 +255,24 @@ def sync_folder(path: str) -> None:
         os.close(descriptor)
 
 
-def retrying(call: Callable[[], T]) -> T:
-    """Run a remote call; transient errors are tried again with exponential backoff and jitter."""
-    for attempt in range(ATTEMPTS):
-        try:
-            return call()
-        except _FINAL_ERRORS:
-            raise
-        except Exception as error:
-            # s3fs maps what it knows to OSError; connection errors of the HTTP client are not OSErrors.
-            transient = isinstance(error, OSError) or type(error).__module__.split(".")[0] in _CLIENT_MODULES
-            status = getattr(error, "status", None)  # of aiohttp: 401 or 403 will not change, 429 and 5xx may
-            refused = isinstance(status, int) and 400 <= status < 500 and status not in _PASSING_STATUS
-            if not transient or refused or attempt == ATTEMPTS - 1:
-                raise
-            time.sleep(_FIRST_WAIT_SECONDS * 2**attempt * (0.5 + random.random()))
-    raise AssertionError("unreachable")
+def remove_tree(url: str) -> None:
+    """Delete a folder and all that is in it; nothing there is fine."""
+    if is_local(url):
+        shutil.rmtree(local_path(url), ignore_errors=True)
+    elif exists(url):
+        fs, path = _file_system(url)
+        with contextlib.suppress(FileNotFoundError):
+            retrying(lambda: fs.rm(path, recursive=True), url)
 
 
-_CLIENT_MODULES = {"aiohttp", "aiobotocore", "botocore", "urllib3", "asyncio", "http"}
+def upload(path: str, url: str) -> None:
+    """A local file to object storage, in parts if it is large; it appears whole or not at all."""
+    fs, target = _file_system(url)
+    retrying(lambda: fs.put_file(path, target), url)
+
+
+def download(url: str, path: str) -> None:
+    """An object to a local file; who knows its hash checks it."""
+    fs, source = _file_system(url)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    retrying(lambda: fs.get_file(source, path), url)

@@ -16,6 +16,7 @@ import numpy as np
 from data_pipelines import storage
 from data_pipelines.errors import UserError
 from data_pipelines.index import INDEX_NAME, ShardIndex
+from data_pipelines.json_text import parse_json
 
 SUBSET_VERSION = 1
 
@@ -74,7 +75,7 @@ class Subset:
         where = _url(index, name, ".json")
         again = f"Make it again with `lacuna annotate {index.url}`."
         try:
-            body = json.loads(storage.read_bytes(where))
+            body = parse_json(storage.read_bytes(where))
             made_for, fingerprint = body["index_fingerprint"], body["fingerprint"]
             if body["version"] != SUBSET_VERSION:
                 raise UserError(f"{where}: version {body['version']!r}, this program reads version {SUBSET_VERSION}.")
@@ -82,7 +83,7 @@ class Subset:
         except FileNotFoundError:
             raise UserError(f"{where}: no subset named {name!r}; there are {subset_names(index) or 'none'}. "
                             f"Make `train` and `val` with `lacuna annotate {index.url} --scheme val_split`.") from None
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{where}: damaged ({type(error).__name__}: {error}). {again}") from None

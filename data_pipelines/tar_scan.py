@@ -14,6 +14,15 @@ from data_pipelines.errors import UserError
 _KEY_AND_EXTENSION = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)
 
 
+class _Info(tarfile.TarInfo):
+    """Refuses sizes below zero, on which Python's reader (before 3.11.14) would walk the same header for ever."""
+
+    def _block(self, count: int) -> int:
+        if count < 0:
+            raise tarfile.ReadError("a size below zero")
+        return super()._block(count)  # type: ignore[misc]
+
+
 @dataclass(frozen=True)
 class Member:
     """A regular file in a tar; `read` works until the next member is asked for."""
@@ -33,14 +42,17 @@ def scan(url: str) -> Iterator[Member]:
     # A local tar is seekable, so that data nobody reads is skipped; a remote one is streamed once.
     mode = "r:" if storage.is_local(url) else "r|"
     try:
-        with storage.open_stream(url) as stream, tarfile.open(fileobj=stream, mode=mode) as tar:  # type: ignore[call-overload]
+        with storage.open_stream(url) as stream, tarfile.open(  # type: ignore[call-overload]
+                fileobj=stream, mode=mode, tarinfo=_Info) as tar:
             for info in tar:
                 if info.isreg():
                     yield _member(tar, info, url)
                 tar.members = []  # tarfile would keep every header
     except FileNotFoundError:
         raise UserError(f"{url}: no such file. Restore the shard.") from None
-    except (tarfile.TarError, EOFError) as error:
+    except UserError:
+        raise
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:  # of numbers in damaged headers too
         raise UserError(f"{url}: truncated or not an uncompressed tar ({error}). Copy it again, or unpack a .tar.gz to "
                         ".tar.") from None
 

@@ -35,7 +35,7 @@ class DamagedChunk(UserError):
     def __init__(self, kind: str, url: str, field: str, shard: int, detail: str):
         super().__init__(f"field {field!r}, shard {shard}: chunk {url} is {kind} ({detail}). `lacuna state verify` "
                          "lists all damage; go back to an older snapshot (`lacuna state snapshots`) or restore it.")
-        self.kind, self.field, self.shard = kind, field, shard
+        self.kind, self.url, self.field, self.shard = kind, url, field, shard
 
 
 def chunk_url(store: str, field: str, shard: int, token: str) -> str:
@@ -94,6 +94,8 @@ def write(store: str, field: Field, shard: int, token: str, rows: np.ndarray) ->
     faults.point("chunk.half_written")
     try:
         storage.write_new(url, parts)
+    except UserError:
+        raise  # object storage, in its own words
     except OSError as error:
         raise UserError(f"cannot write state chunk {url}: {error.strerror or error}. Free space or quota and start "
                         "again; the last snapshot is intact.") from error

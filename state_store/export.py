@@ -154,7 +154,7 @@ def _read_parquet(data: bytes, url: str) -> tuple[list[str], dict[str, np.ndarra
     try:
         table = pq.read_table(io.BytesIO(data)).combine_chunks()
         keys = table["key"].to_pylist()
-    except (pa.ArrowInvalid, KeyError) as error:
+    except (pa.ArrowException, OSError, KeyError) as error:
         raise UserError(f"{url}: not an exported Parquet file ({error}).") from None
     values = {}
     for name in table.column_names:

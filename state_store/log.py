@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from data_pipelines import storage
 from data_pipelines.errors import UserError
+from data_pipelines.json_text import parse_json
 
 _NAME = re.compile(r"(\d{8})\.json$")
 _TRIES = 50
@@ -85,10 +86,12 @@ class Log:
     def _read(self, number: int) -> Entry | None:
         url = self._url(number)
         try:
-            return _parse(number, json.loads(storage.read_bytes(url)))
+            return _parse(number, parse_json(storage.read_bytes(url)))
         except FileNotFoundError:
             return None  # removed since it was listed
-        except (ValueError, KeyError, TypeError) as error:
+        except UserError:
+            raise  # of the storage
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise UserError(f"{url}: damaged log entry ({type(error).__name__}: {error}). Entries are written whole, "
                             "so this is disk damage: restore the file from a backup, or delete it to lose only "
                             "that snapshot.") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,8 +14,10 @@ import numpy as np
 
 from data_pipelines import storage
 from data_pipelines.errors import UserError
+from data_pipelines.json_text import parse_json
 from state_store.chunks import Ref
 
+_NAME = re.compile(r"\w[\w-]*", re.ASCII)
 Refs = dict[str, dict[int, Ref]]  # field → shard → version
 
 
@@ -30,15 +33,32 @@ class Manifest:
         return json.dumps(body, separators=(",", ":")).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Manifest:
-        body = json.loads(data)
-        refs = {name: {int(shard): Ref(*ref) for shard, ref in shards.items()} for name, shards in body["refs"].items()}
-        return cls(refs, {name: Ref(*ref) for name, ref in body["histograms"].items()})
+    def from_bytes(cls, data: bytes, where: str) -> Manifest:
+        try:
+            body = parse_json(data)
+            refs = {_plain(name): {int(shard): _ref(ref) for shard, ref in shards.items()}
+                    for name, shards in body["refs"].items()}
+            return cls(refs, {_plain(name): _ref(ref) for name, ref in body["histograms"].items()})
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise UserError(f"{where}: damaged manifest ({type(error).__name__}: {error}). Use another snapshot "
+                            "(`lacuna state snapshots`) or restore the file from a backup.") from None
 
     def objects(self) -> set[tuple[str, str]]:
         """(folder-relative object names) as (kind, name) pairs that this snapshot needs."""
         named = {("chunks/" + name, f"{shard:06d}.{ref.token}") for name, shard, ref in walk(self.refs)}
         return named | {("histograms", f"{name}.{ref.token}") for name, ref in self.histograms.items()}
+
+
+def _plain(name: str) -> str:
+    """Names become parts of paths: none may lead out of the store."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"name {name!r}")
+    return name
+
+
+def _ref(values: list) -> Ref:
+    token, size, crc = values
+    return Ref(_plain(token), int(size), int(crc))
 
 
 @dataclass
@@ -99,7 +119,7 @@ def read_manifest(store: str, token: str, sha256: str) -> Manifest:
         raise UserError(f"{url}: this snapshot's manifest is missing. {advice}") from None
     if hashlib.sha256(data).hexdigest() != sha256:
         raise UserError(f"{url}: this snapshot's manifest is damaged (its hash does not fit the log). {advice}")
-    return Manifest.from_bytes(data)
+    return Manifest.from_bytes(data, url)
 
 
 def manifest_url(store: str, token: str) -> str:

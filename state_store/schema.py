@@ -22,6 +22,7 @@ import numpy as np
 
 from data_pipelines import storage
 from data_pipelines.errors import UserError
+from data_pipelines.json_text import parse_json
 from state_store import faults
 from state_store.fields import Constant, Field
 
@@ -100,9 +101,9 @@ class Schema:
     @classmethod
     def parse(cls, data: bytes, where: str) -> Schema:
         try:
-            body = json.loads(data)["attributes"][ATTRIBUTE]
+            body = parse_json(data)["attributes"][ATTRIBUTE]
             version = int(body["version"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise UserError(f"{where}: not a Lacuna state store, or its metadata are truncated "
                             f"({type(error).__name__}: {error}). Restore this file from a backup, or create a new "
                             "store at another URL.") from None
@@ -112,7 +113,7 @@ class Schema:
         try:
             fields = [Field.from_json(item) for item in body["fields"]]
             return cls.of(body["rows"], str(body["fingerprint"]), fields, int(body["seed"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise UserError(f"{where}: damaged schema ({type(error).__name__}: {error}). Restore this file from a "
                             "backup, or create a new store at another URL.") from None
 

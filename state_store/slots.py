@@ -30,12 +30,16 @@ class Slots:
 
     @classmethod
     def within(cls, schema: Schema, budget: int) -> Slots:
+        return cls(schema, cls.count_within(schema, budget))
+
+    @classmethod
+    def count_within(cls, schema: Schema, budget: int) -> int:
         """As many slots as the RAM budget allows, at most one a shard."""
         each = cls.bytes_each(schema)
         if budget < each:
             raise UserError(f"RAM budget {budget / 1e6:.1f} MB holds no shard: one shard of {schema.max_rows} rows "
                             f"needs {each / 1e6:.1f} MB. Raise the budget or make smaller shards.")
-        return cls(schema, min(schema.shards, budget // each))
+        return min(schema.shards, budget // each)
 
     def locate(self, shards: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(flat index, slot) of every sample of a batch; both int64 [B]."""

@@ -16,6 +16,7 @@ from trainer.methods.base import Task
 from trainer.models import Classifier, build_model, spatial_side
 from trainer.neighbors import data_fingerprints
 from trainer.phase import train_augment
+from trainer.run_folder import RunFolder
 from trainer.run_log import RunLog
 from trainer.world import Watchdog, World
 
@@ -34,9 +35,10 @@ def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
         raise UserError(f"data.augment.randaugment = {config.data.augment.randaugment} moves pixels in ways that "
                         f"heatmaps cannot follow. Set it to 0, or use another method than {config.method['name']!r}.")
     watchdog.beat("model built")
-    run_log = RunLog(config, world.main)
+    folder = RunFolder(config.folder, world, config.train.staging)
+    run_log = RunLog(config, folder, world.main)
     fingerprints = {"config": config.fingerprint(), **_fingerprints(sources)}
-    checkpoints = Checkpoints(config.folder, world, config.train.keep, fingerprints)
+    checkpoints = Checkpoints(folder, world, config.train.keep, fingerprints)
     return Run(config, world, sources, model, method, run_log, checkpoints, watchdog, stop)
 
 

@@ -6,22 +6,21 @@ A checkpoint is a folder `checkpoints/step-00000120/`:
     method.safetensors     the method's class-level and global state
     position.json          where training stands
     COMMIT.json            written last, atomically: names, sizes and hashes of all the others
-A folder without a valid COMMIT.json is torn: it is skipped with a warning and removed by the next save.
+A folder without a valid COMMIT.json is torn: it is skipped with a warning and removed by the next save. On object
+storage the same files are uploaded before the commit (checkpoint_files.py).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -30,14 +29,15 @@ from safetensors.torch import load_file, save_file
 
 from data_pipelines import storage
 from data_pipelines.errors import UserError
+from trainer.checkpoint_files import COMMIT, UNCOMMITTED, CheckpointFiles
+from trainer.run_folder import RunFolder
 from trainer.world import World
 
 if TYPE_CHECKING:
     from trainer.sample_state import SampleState
 
 log = logging.getLogger("lacuna")
-COMMIT = "COMMIT.json"
-_PREFIX = "step-"
+MODEL, EMA, METHOD, POSITION = "model.safetensors", "ema.safetensors", "method.safetensors", "position.json"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Position:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    folder: str
+    folder: str  # local, with its files checked
+    url: str
     position: Position
     world: int
     zero_stage: int
@@ -67,102 +68,108 @@ class Checkpoint:
     @property
     def name(self) -> str:
         """Also the name of the state store's snapshot that belongs to it."""
-        return os.path.basename(self.folder)
+        return os.path.basename(self.url)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The averaged weights if there are any, else the plain ones."""
-        ema = os.path.join(self.folder, "ema.safetensors")
-        return load_file(ema if os.path.exists(ema) else os.path.join(self.folder, "model.safetensors"))
+        ema = os.path.join(self.folder, EMA)
+        return load_file(ema if os.path.exists(ema) else os.path.join(self.folder, MODEL))
 
 
 class Checkpoints:
-    """The checkpoints of one run folder."""
+    """The checkpoints of one run."""
 
-    def __init__(self, run_folder: str, world: World, keep: int, fingerprints: dict[str, str]):
-        self.root = os.path.join(run_folder, "checkpoints")
+    def __init__(self, folder: RunFolder, world: World, keep: int, fingerprints: dict[str, str]):
+        self.folder, self.files = folder, CheckpointFiles(folder, world)
         self.world, self.keep, self.fingerprints = world, keep, fingerprints
-
-    def path(self, total_steps: int) -> str:
-        return os.path.join(self.root, f"{_PREFIX}{total_steps:08d}")
 
     def save(self, engine, ema: torch.nn.Module | None, method_state: dict[str, torch.Tensor], position: Position,
              zero_stage: int, state: SampleState | None) -> None:
-        folder = self.path(position.total_steps)
+        name = _name(position.total_steps)
+        folder = self.files.target(name)
         with _naming_a_full_disk(folder):
-            if self.world.main:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.makedirs(folder)
-            self.world.barrier()
+            self.files.begin(name)
             engine.save_checkpoint(folder, tag="engine", save_latest=False)
             if self.world.main:
-                _save_tensors(os.path.join(folder, "model.safetensors"), engine.module.state_dict())
+                _save_tensors(os.path.join(folder, MODEL), engine.module.state_dict())
                 if ema is not None:
-                    _save_tensors(os.path.join(folder, "ema.safetensors"), ema.state_dict())
-                _save_tensors(os.path.join(folder, "method.safetensors"), method_state)
-                _write_json(os.path.join(folder, "position.json"), asdict(position))
+                    _save_tensors(os.path.join(folder, EMA), ema.state_dict())
+                _save_tensors(os.path.join(folder, METHOD), method_state)
+                storage.write_atomic(os.path.join(folder, POSITION), json.dumps(asdict(position), indent=1).encode())
             if state is not None:
-                state.snapshot(os.path.basename(folder))
+                state.snapshot(name)
             self.world.barrier()
-            names = sorted(_files(folder))
-            names = names[self.world.rank :: self.world.size]
-            mine = {name: _sync_and_hash(os.path.join(folder, name)) for name in names}
-            everything: dict[str, dict] = {}
-            for part in self.world.gather(mine):
-                everything |= part
+            body = self.files.publish(name)
+            self.folder.push()
+            self.world.barrier()
             if self.world.main:
-                for base in (self.root, folder, os.path.join(folder, "engine")):
-                    storage.sync_folder(base)
-                commit = {"files": everything, "world": self.world.size, "zero_stage": zero_stage,
-                          "fingerprints": self.fingerprints}
-                storage.write_atomic(os.path.join(folder, COMMIT), json.dumps(commit, indent=1).encode())
+                self.files.commit(name, {**body, "world": self.world.size, "zero_stage": zero_stage,
+                                         "fingerprints": self.fingerprints})
                 kept = self._collect(position)
                 if state is not None:
                     state.collect(kept)
             self.world.barrier()
 
-    def latest(self) -> Checkpoint | None:
-        """The newest whole checkpoint; torn ones are named and passed over. Checked on rank 0, agreed on by all."""
-        found = None
-        if self.world.main:
-            for folder in reversed(self._folders()):
-                problem = _problem(folder)
-                if problem is None:
-                    found = folder
-                    break
-                log.warning("checkpoint %s is torn (%s): skipped", folder, problem)
-        found = self.world.broadcast(found)
-        return None if found is None else self.read(found)
+    def begin_launch(self) -> Checkpoint | None:
+        """Take the run over from any older launch; the newest whole checkpoint.
 
-    def read(self, folder: str) -> Checkpoint:
-        commit = _read_json(os.path.join(folder, COMMIT))
+        Torn ones are named and passed over. Checked on rank 0, agreed on by all.
+        """
+        self.files.begin_launch()
+        found, damaged = None, ""
+        if self.world.main:
+            for name in reversed(self.files.names()):
+                problem = self.files.problem(name)
+                if problem is None:
+                    found = name
+                    break
+                log.warning("checkpoint %s is torn (%s): skipped", self.files.url(name), problem)
+                if problem != UNCOMMITTED:  # a kill leaves such ones; others were whole once
+                    damaged = damaged or f"{self.files.url(name)} ({problem})"
+            if found is None and damaged:
+                raise UserError(f"{damaged}: this checkpoint is damaged, and no whole one is left. Restore it, or "
+                                f"remove {self.folder.url} to start again from the beginning.")
+        found = self.world.broadcast(found)
+        return None if found is None else self._read(found, lambda file: True)
+
+    def at(self, total_steps: int) -> Checkpoint:
+        """A checkpoint of this run, for its weights and method state."""
+        return self._read(_name(total_steps), lambda file: file in (MODEL, EMA, METHOD, POSITION))
+
+    def _read(self, name: str, wanted: Callable[[str], bool]) -> Checkpoint:
+        commit = self.files.commit_of(name)
         for key, value in commit["fingerprints"].items():
             if self.fingerprints.get(key, value) != value:
                 raise UserError(
-                    f"{folder}: made with another {key} ({value}) than this run's ({self.fingerprints[key]}). "
-                    f"Use another name=…, or remove {os.path.dirname(self.root)} to start again."
+                    f"{self.files.url(name)}: made with another {key} ({value}) than this run's "
+                    f"({self.fingerprints[key]}). Use another name=…, or remove {self.folder.url} to start again."
                 )
-        position = Position(**_read_json(os.path.join(folder, "position.json")))
-        return Checkpoint(folder, position, commit["world"], commit["zero_stage"], commit["fingerprints"])
-
-    def _folders(self) -> list[str]:
-        return [os.path.join(self.root, n) for n in storage.list_names(self.root) if n.startswith(_PREFIX)]
+        if self.world.leads_node if self.folder.remote else self.world.main:
+            self.files.fetch(name, wanted)
+        self.world.barrier()
+        folder = self.files.folder(name)
+        position = Position(**json.loads(storage.read_bytes(os.path.join(folder, POSITION))))
+        return Checkpoint(folder, self.files.url(name), position, commit["world"], commit["zero_stage"],
+                          commit["fingerprints"])
 
     def _collect(self, position: Position) -> list[str]:
         """Remove what is neither among the last k commits nor the best; the names of what is kept.
 
         What is newer than this one is damaged: the run would have gone on from it.
         """
-        whole = [f for f in self._folders() if os.path.exists(os.path.join(f, COMMIT))
-                 and f <= self.path(position.total_steps)]
+        names = self.files.names()
+        whole = [name for name in names if name <= _name(position.total_steps) and self.files.committed(name)]
         kept = set(whole[-self.keep :])
         if position.best_step is not None:
-            kept.add(self.path(position.best_step))
-        for folder in self._folders():
-            if folder not in kept:
-                # The commit goes first, so that a crash half-way leaves a torn folder, not a false one.
-                storage.remove([os.path.join(folder, COMMIT)])
-                shutil.rmtree(folder, ignore_errors=True)
-        return sorted(os.path.basename(folder) for folder in kept)
+            kept.add(_name(position.best_step))
+        for name in names:
+            if name not in kept:
+                self.files.remove(name)
+        return sorted(kept)
+
+
+def _name(total_steps: int) -> str:
+    return f"step-{total_steps:08d}"
 
 
 def needs_conversion(checkpoint: Checkpoint, world: World) -> bool:
@@ -170,15 +177,16 @@ def needs_conversion(checkpoint: Checkpoint, world: World) -> bool:
     return checkpoint.zero_stage > 0 and checkpoint.world != world.size
 
 
-def load_engine(engine, checkpoint: Checkpoint, world: World) -> None:
-    """Weights and optimizer into the engine; its files' hashes were checked by `latest`."""
+def load_engine(engine, checkpoint: Checkpoint, world: World, on_every_node: bool) -> None:
+    """Weights and optimizer into the engine; its files' hashes were checked when the checkpoint was read."""
     if not needs_conversion(checkpoint, world):
         _load(engine, checkpoint.folder)
         return
-    folder = tempfile.mkdtemp(prefix="universal-", dir=checkpoint.folder) if world.main else None
-    folder = world.broadcast(folder)
-    if world.main:
+    folder = os.path.join(checkpoint.folder, "universal")
+    converts = world.leads_node if on_every_node else world.main
+    if converts:
         log.info("converting the checkpoint from %d to %d ranks", checkpoint.world, world.size)
+        shutil.rmtree(folder, ignore_errors=True)  # of a launch that was killed here
         command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state",
                    "--num_extract_workers", "1", "--num_merge_workers", "1",
                    "--input_folder", os.path.join(checkpoint.folder, "engine"),
@@ -189,7 +197,7 @@ def load_engine(engine, checkpoint: Checkpoint, world: World) -> None:
     world.barrier()
     _load(engine, folder)
     world.barrier()
-    if world.main:
+    if converts:
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -220,52 +228,8 @@ def _naming_a_full_disk(folder: str) -> Iterator[None]:
 
 
 def load_method_state(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    return load_file(os.path.join(checkpoint.folder, "method.safetensors"))
-
-
-def _problem(folder: str) -> str | None:
-    """Why a checkpoint does not count, or None if it is whole."""
-    path = os.path.join(folder, COMMIT)
-    if not os.path.exists(path):
-        return f"no {COMMIT}"
-    try:
-        files = _read_json(path)["files"]
-    except (ValueError, KeyError):
-        return f"{COMMIT} is damaged"
-    for name, facts in files.items():
-        target = os.path.join(folder, name)
-        if not os.path.exists(target):
-            return f"{name} is missing"
-        if os.path.getsize(target) != facts["bytes"] or _hash(target) != facts["sha256"]:
-            return f"{name} is damaged"
-    return None
-
-
-def _files(folder: str) -> list[str]:
-    return [os.path.relpath(os.path.join(base, name), folder) for base, _, names in os.walk(folder) for name in names]
-
-
-def _sync_and_hash(path: str) -> dict:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    return {"bytes": os.path.getsize(path), "sha256": _hash(path)}
-
-
-def _hash(path: str) -> str:
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+    return load_file(os.path.join(checkpoint.folder, METHOD))
 
 
 def _save_tensors(path: str, tensors: dict[str, torch.Tensor]) -> None:
     save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path)
-
-
-def _write_json(path: str, body: dict) -> None:
-    storage.write_atomic(path, json.dumps(body, indent=1).encode())
-
-
-def _read_json(path: str) -> dict:
-    return json.loads(storage.read_bytes(path))

@@ -10,11 +10,13 @@ import difflib
 import hashlib
 import json
 import os
+import re
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from data_pipelines import storage
 from data_pipelines.errors import UserError
 from trainer.durations import check_duration, check_positive_duration, is_zero
 
@@ -148,6 +150,9 @@ class TrainConfig(Section):
     """Where per-sample state lives (folder or fsspec URL); default: the run folder's state/."""
     state_budget_mb: float = Field(1024, gt=0)
     """RAM per rank for per-sample state."""
+    staging: str | None = None
+    """Folder on every node for the files of a run on object storage until they are uploaded (default: the system's
+    temporary folder); needs room for a checkpoint."""
     timeout_seconds: float = Field(600, gt=0)
     """A rank that makes no progress for so long is named and the launch ends."""
 
@@ -155,7 +160,7 @@ class TrainConfig(Section):
 class Config(Section):
     name: str
     run_folder: str = "runs"
-    """The run lives in run_folder/name."""
+    """Folder or fsspec URL; the run lives in run_folder/name."""
     seed: int = 0
     data: DataConfig
     model: ModelConfig = ModelConfig()
@@ -187,7 +192,8 @@ class Config(Section):
         for key in ("workers", "prefetch", "scratch", "max_bad_fraction"):
             body["data"].pop(key)
         for key in ("log_every", "checkpoint_every", "keep", "timeout_seconds", "trace_samples", "micro_batch",
-                    "deepspeed", "compile", "channels_last", "state_url", "state_budget_mb"):
+                    "deepspeed", "compile", "channels_last", "state_url", "state_budget_mb",
+                    "staging"):
             body["train"].pop(key)
         for key in ("run_folder", "name"):
             body.pop(key)
@@ -219,7 +225,21 @@ def _parse_override(override: str) -> tuple[list[str], Any, str]:
 
 
 def parse_config(body: dict, where: str) -> Config:
-    return validated(Config, body, where)
+    config = validated(Config, body, where)
+    _refuse_secrets(config, where)
+    return config
+
+
+_SECRET = re.compile(r"\w+://[^/?#]*:[^/?#]*@|[?&](x-amz-[a-z-]+|sig|signature|token|password|secret|[a-z_-]*key)=",
+                     re.IGNORECASE)
+
+
+def _refuse_secrets(config: Config, where: str) -> None:
+    """The config is written into the run folder and into logs: secrets belong into the environment."""
+    for key, value in flat(config.model_dump(mode="json")).items():
+        if isinstance(value, str) and _SECRET.search(value):
+            raise UserError(f"{where}: {key} holds credentials (not repeated here), and configs are written into the "
+                            "run folder. Give them in the environment (AWS_ACCESS_KEY_ID …, or a profile) instead.")
 
 
 def validated(model: type, body: dict, where: str) -> Any:
@@ -272,8 +292,9 @@ def _read_yaml(path: str, seen: tuple[str, ...] = ()) -> dict:
     if path in seen:
         raise UserError(f"{named} leads back to itself.")
     try:
-        with open(path, encoding="utf-8") as f:
-            body = yaml.load(f, _Loader)  # a SafeLoader
+        body = yaml.load(storage.read_bytes(path).decode(), _Loader)  # a SafeLoader
+    except UserError:
+        raise  # object storage, in its own words
     except OSError as error:
         raise UserError(f"{named}: cannot be read ({(error.strerror or str(error)).lower()}).") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -7,7 +7,9 @@ import os
 import signal
 from dataclasses import dataclass
 
+from data_pipelines.errors import UserError
 from data_pipelines.source import ShardSource
+from state_store.chunks import DamagedChunk
 from trainer.checkpoint import Checkpoint, Checkpoints, Position, load_method_state
 from trainer.config import Config
 from trainer.evaluate import describe, evaluate
@@ -53,11 +55,26 @@ class Run:
 
 
 def train(run: Run) -> dict | None:
-    """Run what is left of the run; the test results, or None if it was asked to stop."""
-    checkpoint = run.checkpoints.latest()
+    """Run what is left of the run; the test results, or None if it was asked to stop.
+
+    When a state chunk turns out to be damaged, the checkpoints that it belongs to are given up: the next launch resumes
+    from one before them.
+    """
+    try:
+        return _train(run)
+    except DamagedChunk as error:
+        names = run.state.snapshots_with(error) if run.state else []
+        for name in names:
+            run.checkpoints.files.condemn(name, str(error))
+        raise UserError(f"{error} The checkpoints {', '.join(names) or '(none)'} need it and are given up; start again "
+                        "to resume from the one before them.") from error
+
+
+def _train(run: Run) -> dict | None:
+    checkpoint = run.checkpoints.begin_launch()
     position = checkpoint.position if checkpoint else Position()
     if checkpoint:
-        log.info("resuming from %s", checkpoint.folder)
+        log.info("resuming from %s", checkpoint.url)
     run.run_log.rewind(position.total_steps)
     index = run.sources["train"].index
     run.run_log.write_class_list(index.classes, index.class_ids)
@@ -80,7 +97,7 @@ def train(run: Run) -> dict | None:
 def _take_best(run: Run, position: Position) -> None:
     """The phase's best weights and method state: the next phase and the test start from them."""
     step = position.best_step if position.best_step is not None else position.total_steps
-    best = run.checkpoints.read(run.checkpoints.path(step))
+    best = run.checkpoints.at(step)
     run.model.load_state_dict(best.weights())
     run.method.load_state(load_method_state(best))
     if run.state:

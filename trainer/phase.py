@@ -40,19 +40,19 @@ class Phase:
         world, train_config = run.world, run.config.train
         self.zero_stage = zero_stage(run.config, self.config)
         if checkpoint and checkpoint.zero_stage != self.zero_stage:
-            raise UserError(f"train.deepspeed asks for ZeRO stage {self.zero_stage}, but {checkpoint.folder} was "
+            raise UserError(f"train.deepspeed asks for ZeRO stage {self.zero_stage}, but {checkpoint.url} was "
                             f"written with stage {checkpoint.zero_stage}. Resume with that stage.")
         split = BatchSplit.of(self.config.batch, train_config.micro_batch, world.size)
         universal = checkpoint is not None and needs_conversion(checkpoint, world)
         if universal and checkpoint and self.config.optimizer == "sgd":
-            raise UserError(f"{checkpoint.folder} was written by {checkpoint.world} ranks with ZeRO stage "
+            raise UserError(f"{checkpoint.url} was written by {checkpoint.world} ranks with ZeRO stage "
                             f"{self.zero_stage} and SGD; DeepSpeed converts only Adam's state to other worlds. "
                             f"Resume with {checkpoint.world} ranks, or start runs that shall change with zero0.")
         self.engine, self.base_lr = build_engine(run.model, run.config, self.config, world, universal)
         self.learner = Learner(run, self.engine, split)
         self.ema = copy.deepcopy(run.model).eval() if train_config.ema_decay else None
         if checkpoint:
-            load_engine(self.engine, checkpoint, world)
+            load_engine(self.engine, checkpoint, world, run.checkpoints.folder.remote)
             run.method.load_state(load_method_state(checkpoint))
             if self.ema is not None:
                 self.ema.load_state_dict(checkpoint.weights())
@@ -143,7 +143,7 @@ class Phase:
         counted, stop, bad = world.sum_counts(len(batch), run.stop.asked, len(batch.bad))
         self._note_bad(batch, int(bad), position)
         if run.config.train.trace_samples:
-            run.run_log.trace(world.rank, position.total_steps + 1, batch.shards.tolist(), batch.rows.tolist())
+            run.run_log.trace(position.total_steps + 1, batch.shards.tolist(), batch.rows.tolist())
         done = self.steps_before[position.epoch] + position.step
         set_lr(self.engine, self.base_lr, lr_factor(self.config.schedule, done, self.total, self.warmup))
         step = Step(world, max(1, int(counted)), position.epoch, self.config.epochs, self.number, done,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import importlib.metadata
 import json
 import logging
@@ -21,6 +20,7 @@ from data_pipelines import storage
 from data_pipelines.errors import UserError
 from trainer.config import Config, load_config
 from trainer.metrics import RankingResult, write_table
+from trainer.run_folder import BAD_SAMPLES, CONFIG, LOG, METRICS, RunFolder
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -33,35 +33,37 @@ log = logging.getLogger("lacuna")
 class RunLog:
     """Writes on rank 0, does nothing elsewhere."""
 
-    def __init__(self, config: Config, main: bool):
-        self.config, self.folder, self.main = config, config.folder, main
+    def __init__(self, config: Config, folder: RunFolder, main: bool):
+        self.config, self.run_folder, self.folder, self.main = config, folder, folder.local, main
+        folder.before_push = self._flush
         self.bar: tqdm | None = None
         self.meter = RateMeter()
         self.board: SummaryWriter | None = None
         if main:
-            _refuse_another_config(config)
+            _refuse_another_config(config, folder)
         _set_up_logging(self.folder, main)
 
     @property
     def metrics_path(self) -> str:
-        return os.path.join(self.folder, "metrics.jsonl")
+        return os.path.join(self.folder, METRICS)
 
     @property
     def bad_samples_path(self) -> str:
-        return os.path.join(self.folder, "bad_samples.jsonl")
+        return os.path.join(self.folder, BAD_SAMPLES)
 
     def rewind(self, total_steps: int) -> None:
         """Begin to write, at the checkpoint that training resumes from: what came after it will be written again."""
         if not self.main:
             return
         resolved = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False)
-        storage.write_atomic(os.path.join(self.folder, "config.yaml"), resolved.encode())
+        storage.write_atomic(os.path.join(self.folder, CONFIG), resolved.encode())
         storage.write_atomic(os.path.join(self.folder, "versions.json"), json.dumps(versions(), indent=1).encode())
         _keep_lines(self.metrics_path, lambda line: line["step"] <= total_steps and line["kind"] != "result")
         _keep_lines(self.bad_samples_path, lambda line: line["step"] < total_steps)
         from torch.utils.tensorboard import SummaryWriter
 
         self.board = SummaryWriter(os.path.join(self.folder, "tensorboard"), purge_step=total_steps + 1)
+        self.run_folder.push()
 
     def write_class_list(self, names: list[str], ids: list[str]) -> None:
         """The model outlives its training set: whoever uses it must still know what its outputs are."""
@@ -88,11 +90,11 @@ class RunLog:
             with open(self.bad_samples_path, "a", encoding="utf-8") as f:
                 f.writelines(json.dumps(line) + "\n" for line in lines)
 
-    def trace(self, rank: int, step: int, shards: list[int], rows: list[int]) -> None:
+    def trace(self, step: int, shards: list[int], rows: list[int]) -> None:
         """Every rank writes its own file; after a resume, the last line of a step counts."""
-        folder = os.path.join(self.folder, "trace")
-        os.makedirs(folder, exist_ok=True)
-        with open(os.path.join(folder, f"rank-{rank}.jsonl"), "a", encoding="utf-8") as f:
+        path = self.run_folder.path(self.run_folder.trace_name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "a", encoding="utf-8") as f:
             f.write(json.dumps({"step": step, "samples": list(zip(shards, rows, strict=True))}) + "\n")
 
     def begin_epoch(self, label: str, total: int, done: int) -> None:
@@ -115,10 +117,16 @@ class RunLog:
             self.bar.close()
             self.bar = None
 
+    def _flush(self) -> None:
+        if self.board is not None:
+            self.board.flush()
+
     def close(self) -> None:
         self.end_epoch()
         if self.board is not None:
             self.board.close()
+            self.board = None
+        self.run_folder.close()
 
 
 class RateMeter:
@@ -155,17 +163,18 @@ def _keep_lines(path: str, keep: Callable[[dict], bool]) -> None:
         storage.write_atomic(path, "".join(kept).encode())
 
 
-def _refuse_another_config(config: Config) -> None:
+def _refuse_another_config(config: Config, folder: RunFolder) -> None:
     """A folder with checkpoints goes on with the config that made them; nothing of it is overwritten before that."""
-    path = os.path.join(config.folder, "config.yaml")
-    if not os.path.exists(path) or not glob.glob(os.path.join(config.folder, "checkpoints", "*", "COMMIT.json")):
+    path, root = folder.path(CONFIG), storage.join(folder.url, "checkpoints")
+    if not os.path.exists(path) or not any(storage.exists(storage.join(root, name, "COMMIT.json"))
+                                           for name in storage.list_names(root)):
         return
     try:
         changed = load_config(path, []).differences(config)
     except UserError:
         return  # written by another version: the checkpoint's own fingerprint decides
     if changed:
-        raise UserError(f"{config.folder} holds checkpoints made with another config ({'; '.join(changed)}). "
+        raise UserError(f"{folder.url} holds checkpoints made with another config ({'; '.join(changed)}). "
                         f"Use another name=…, or remove that folder to start again.")
 
 
@@ -205,7 +214,7 @@ def _set_up_logging(folder: str, main: bool) -> None:
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if main:
         os.makedirs(folder, exist_ok=True)
-        handlers.append(logging.FileHandler(os.path.join(folder, "log.txt"), encoding="utf-8"))
+        handlers.append(logging.FileHandler(os.path.join(folder, LOG), encoding="utf-8"))
     for handler in handlers:
         handler.setFormatter(form)
         log.addHandler(handler)

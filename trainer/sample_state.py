@@ -18,6 +18,7 @@ from data_pipelines.labels import NEGATIVE
 from data_pipelines.plan import EpochPlan
 from data_pipelines.source import ShardSource
 from data_pipelines.stream import Batch
+from state_store.chunks import DamagedChunk, chunk_url
 from state_store.cutoffs import Cutoffs, exact_cutoffs
 from state_store.rows import Rows
 from trainer.methods.base import Masked, Method
@@ -55,7 +56,7 @@ class SampleState:
     def begin_epoch(self, plan: EpochPlan, start_step: int, epoch: int) -> None:
         """`epoch` counts over all phases: it is part of the hash that rounds stochastically."""
         streams = plan.rank_streams(self.world.rank, self.world.size)
-        self.remaining, order, needed = self._outlook(plan, streams, start_step)
+        self.remaining, order, needed = self.outlook(plan, streams, start_step)
         if self.session.slots.count < needed:
             each = self.session.slots.bytes_each(self.store.schema) / 1e6
             raise UserError(
@@ -67,7 +68,8 @@ class SampleState:
         self.session.begin(order, epoch)
         self.planned: Iterator[tuple[np.ndarray, np.ndarray]] = plan.batches(streams, start_step)
 
-    def _outlook(self, plan: EpochPlan, streams: range, start_step: int) -> tuple[np.ndarray, list[int], int]:
+    @staticmethod
+    def outlook(plan: EpochPlan, streams: range, start_step: int) -> tuple[np.ndarray, list[int], int]:
         """Rows that each shard still has to give, the shards in the order of their first use, and how many are leased
         at a time: those open, and one more for every time unit that a batch crosses."""
         remaining = np.zeros(len(plan.rows), dtype=np.int64)
@@ -132,6 +134,15 @@ class SampleState:
     def collect(self, keep: list[str]) -> None:
         if self.world.main:
             self.session.collect(keep)
+
+    def snapshots_with(self, chunk: DamagedChunk) -> list[str]:
+        """Names of the snapshots that a damaged chunk belongs to."""
+        found = []
+        for entry in self.store.snapshots():
+            ref = self.store.manifest(entry.name).refs.get(chunk.field, {}).get(chunk.shard)
+            if ref is not None and chunk_url(self.store.url, chunk.field, chunk.shard, ref.token) == chunk.url:
+                found.append(entry.name)
+        return found
 
     def metrics(self) -> dict[str, float]:
         m = self.session.metrics

@@ -23,6 +23,7 @@ class World:
 
     def __init__(self, device: torch.device, timeout_seconds: float = 600):
         self.rank, self.size, self.device = 0, 1, device
+        self.leads_node = os.environ.get("LOCAL_RANK", "0") == "0"  # one rank a node does what is done once a node
         self.control: Any = None
         if not dist.is_initialized():
             return
@@ -138,10 +139,11 @@ def _free_port() -> int:
 class Watchdog:
     """Ends a rank whose loop stands still for `timeout`, and says which rank is behind.
 
-    The main thread calls `beat` as it makes progress; a thread publishes the beats through the group's store and
+    The main thread calls `beat` as it makes progress; one thread publishes the beats through the group's store, another
     watches the main thread. A rank that is stopped or stuck outside of collectives publishes nothing new, so the
-    others, waiting for it in a collective, see who it is. A rank may wait longer while a peer still makes progress
-    (one has more validation shards than the other): it gives up only if nobody moved in the second half of the wait.
+    others, waiting for it in a collective, see who it is. Rank 0 keeps the store: if it is stopped, the store is
+    silent, which is why the watching thread never waits for it. A rank may wait longer while a peer still makes
+    progress (one has more validation shards than the other): it gives up only if nobody moved in the second half.
     """
 
     def __init__(self, world: World, timeout_seconds: float):
@@ -149,58 +151,65 @@ class Watchdog:
         self.beats, self.where, self.last = 0, "start-up", time.monotonic()
         store = dist.distributed_c10d._get_default_store()
         self.store = dist.PrefixStore("lacuna/watchdog", store)
+        self.peers: list[tuple[int, str]] = []  # beats and place of every rank, when last asked
+        self.answered = time.monotonic()  # when the store did so
         self.half_way: int | None = None  # beats of all ranks when half of the wait was over
         self.stopped = threading.Event()
-        self.thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-        self.thread.start()
+        self.threads = [threading.Thread(target=work, name=name, daemon=True)
+                        for name, work in (("watchdog-store", self._publish), ("watchdog", self._watch))]
+        for thread in self.threads:
+            thread.start()
+
+    @property
+    def interval(self) -> float:
+        return min(1.0, self.timeout / 5)
 
     def beat(self, where: str) -> None:
         self.beats, self.where, self.last = self.beats + 1, where, time.monotonic()
 
     def stop(self) -> None:
         self.stopped.set()
-        self.thread.join(timeout=5)
+        for thread in self.threads:
+            thread.join(timeout=5)
 
-    def _watch(self) -> None:
-        interval = min(1.0, self.timeout / 5)
-        while True:
+    def _publish(self) -> None:
+        """Tell where this rank is; ask where the others are, once that matters."""
+        while not self.stopped.is_set():
             try:
                 self.store.set(str(self.world.rank), f"{self.beats}\t{self.where}")
+                if time.monotonic() - self.last > self.timeout / 4:
+                    self.peers = [self._state(rank) for rank in range(self.world.size)]
+                self.answered = time.monotonic()
             except RuntimeError:
                 return  # rank 0 and its store are gone: the collectives report that themselves
-            self._judge(time.monotonic() - self.last)
-            if self.stopped.wait(interval):
-                return
-
-    def _judge(self, waited: float) -> None:
-        if waited < self.timeout / 2:
-            self.half_way = None
-        elif self.half_way is None:
-            self.half_way = self._beats_of_all()
-        elif waited > self.timeout:
-            now = self._beats_of_all()
-            if now == self.half_way:
-                self._give_up()
-            self.half_way, self.last = now, time.monotonic() - self.timeout / 2
-
-    def _beats_of_all(self) -> int:
-        return sum(self._state(rank)[0] for rank in range(self.world.size))
-
-    def _give_up(self) -> None:
-        states = [self._state(rank) for rank in range(self.world.size)]
-        behind = min(beats for beats, _ in states)
-        late = [(rank, where) for rank, (beats, where) in enumerate(states) if beats == behind]
-        names = ", ".join(f"rank {rank} (last seen: {where})" for rank, where in late)
-        print(f"lacuna: rank {self.world.rank} made no progress for {self.timeout:.0f} s (train.timeout_seconds) at "
-              f"{self.where}. Waiting for: {names}. Ending this launch; start it again to resume.",
-              file=sys.stderr, flush=True)
-        os._exit(HUNG_EXIT_CODE)
+            self.stopped.wait(self.interval)
 
     def _state(self, rank: int) -> tuple[int, str]:
-        try:
-            if not self.store.check([str(rank)]):
-                return -1, "never"
-            beats, _, where = self.store.get(str(rank)).decode().partition("\t")
-            return int(beats), where
-        except RuntimeError:
-            return -1, "unreachable"
+        if not self.store.check([str(rank)]):
+            return -1, "never"
+        beats, _, where = self.store.get(str(rank)).decode().partition("\t")
+        return int(beats), where
+
+    def _watch(self) -> None:
+        while not self.stopped.wait(self.interval):
+            waited = time.monotonic() - self.last
+            beats = sum(beats for beats, _ in self.peers)
+            if waited < self.timeout / 2:
+                self.half_way = None
+            elif self.half_way is None:
+                self.half_way = beats
+            elif waited > self.timeout:
+                if beats == self.half_way:
+                    self._give_up()
+                self.half_way, self.last = beats, time.monotonic() - self.timeout / 2
+
+    def _give_up(self) -> None:
+        behind = min((beats for beats, _ in self.peers), default=0)
+        names = [f"rank {rank} (last seen: {where})" for rank, (beats, where) in enumerate(self.peers)
+                 if beats == behind]
+        if time.monotonic() - self.answered > self.timeout / 2:
+            names = ["rank 0 (its process, which keeps the group's store, does not answer)"]
+        print(f"lacuna: rank {self.world.rank} made no progress for {self.timeout:.0f} s (train.timeout_seconds) at "
+              f"{self.where}. Waiting for: {', '.join(names)}. Ending this launch; start it again to resume.",
+              file=sys.stderr, flush=True)
+        os._exit(HUNG_EXIT_CODE)

@@ -7,7 +7,6 @@ that order) and their labels as one SparseLabels over that order. Nothing is dec
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import posixpath
 from collections.abc import Iterable, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 
 from data_pipelines import storage
 from data_pipelines.errors import UserError
+from data_pipelines.json_text import parse_json
 from data_pipelines.labels import SparseLabels
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
@@ -99,7 +99,7 @@ def read_lines(url: str) -> list[str]:
 def read_json(url: str, keys: tuple[str, ...]) -> dict:
     """A JSON object that must have the given keys."""
     try:
-        body = json.loads(read_text(url))
+        body = parse_json(read_text(url))
     except ValueError as error:
         if isinstance(error, UserError):
             raise

@@ -9,7 +9,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from data_pipelines import storage
+from data_pipelines import retries, storage
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -66,7 +66,7 @@ def test_retries_transient_errors_only():
             raise ConnectionResetError("gone")
         return "ok"
 
-    assert storage.retrying(flaky) == "ok"
+    assert retries.retrying(flaky, "x") == "ok"
     calls.clear()
 
     def absent():
@@ -74,7 +74,7 @@ def test_retries_transient_errors_only():
         raise FileNotFoundError("x")
 
     with pytest.raises(FileNotFoundError):
-        storage.retrying(absent)
+        retries.retrying(absent, "x")
     assert len(calls) == 1
 
 

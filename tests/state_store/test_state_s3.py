@@ -10,7 +10,7 @@ from state_samples import FIELDS, INITIALS, ROWS, assert_same, initial_state
 from test_state_crash import finish_cleanly, kill_at, last_committed, launch
 
 import state_store
-from data_pipelines import storage
+from data_pipelines import retries, storage
 from state_store.verify import verify
 from tools import doctor
 
@@ -91,7 +91,7 @@ def test_wrong_credentials_are_refused_at_once(s3, url, monkeypatch):
 @pytest.mark.long
 def test_a_dead_server_ends_the_run_with_an_error(s3, url, monkeypatch):
     """When every request fails, the retries end and the session says so instead of going on."""
-    monkeypatch.setattr(storage, "ATTEMPTS", 2)
+    monkeypatch.setattr(retries, "ATTEMPTS", 2)
     store = state_store.create(url, ROWS, "index-1", FIELDS, SEED)
     with store.session(store.begin_attempt(), budget=5_000, initials=INITIALS) as session:
         Conformance.train(session, initial_state(SEED), 0)

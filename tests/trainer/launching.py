@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,25 +10,25 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).resolve().parents[2]
-DEEPSPEED = str(Path(sys.executable).parent / "deepspeed")
+from tools import launches
+
+ROOT = Path(launches.ROOT)
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """One thread a rank: sums then have one order, so equality can be bit for bit."""
-    return {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE",
-            "CUDA_VISIBLE_DEVICES": "", **extra}
+    return launches.environment(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", **extra)
 
 
-class Launch:
-    """One launch in its own session, so that signals reach all of its processes and nothing else."""
+class Launch(launches.Launch):
+    """A launch of a config given as a dict; `folder` is its run folder."""
 
-    def __init__(self, config: dict, folder: Path, ranks: int, *overrides: str, port: int = 0, cwd: Path | None = None):
+    def __init__(self, config: dict, folder: Path, ranks: int, *overrides: str, port: int = 0, cwd: Path | None = None,
+                 **variables: str):
         self.folder = folder / config["name"]
         path = folder / f"{config['name']}.yaml"
-        path.write_text(yaml.safe_dump({**config, "run_folder": str(folder)}))
-        self._start([str(ROOT / "trainer" / "run.py"), "--config", str(path), *overrides], config["name"], folder,
-                    ranks, port, cwd)
+        path.write_text(yaml.safe_dump({"run_folder": str(folder), **config}))
+        self._start(launches.command(ranks, "--config", str(path), *overrides, port=port), config["name"], folder, cwd,
+                    variables)
 
     @classmethod
     def many(cls, jobs: list[dict], name: str, folder: Path, ranks: int) -> Launch:
@@ -43,82 +38,25 @@ class Launch:
         for job in jobs:
             job["config"]["run_folder"] = str(folder)
         path.write_text(json.dumps(jobs))
-        launch._start([str(Path(__file__).parent / "many_runs.py"), str(path)], name, folder, ranks, 0, None)
+        script = str(Path(__file__).parent / "many_runs.py")
+        launch._start(launches.command(ranks, str(path), script=script), name, folder, None, {})
         return launch
 
-    def _start(self, script: list[str], name: str, folder: Path, ranks: int, port: int, cwd: Path | None) -> None:
-        if ranks == 1:
-            command = [sys.executable, *script]
-        else:
-            command = [DEEPSPEED, "--num_accelerators", str(ranks), "--master_port", str(port or free_port()), *script]
-        self.output = folder / f"{name}-{time.monotonic_ns()}.out"
-        with open(self.output, "wb") as out:
-            self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment(),
-                                            start_new_session=True, cwd=cwd or folder)
+    def _start(self, words: list[str], name: str, folder: Path, cwd: Path | None, variables: dict[str, str]) -> None:
+        super().__init__(words, str(folder / f"{name}-{time.monotonic_ns()}.out"), environment(**variables),
+                         str(cwd or folder))
 
-    def text(self) -> str:
-        return self.output.read_text(errors="replace")
-
-    def wait(self, timeout: float = 180) -> int:
-        try:
-            return self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self.signal_all(signal.SIGKILL)
-            raise AssertionError(f"launch did not end within {timeout} s:\n{self.text()[-3000:]}") from None
-
-    def ok(self, timeout: float = 180) -> None:
+    def ok(self, timeout: float = 600) -> None:
         code = self.wait(timeout)
         assert code == 0, f"exit code {code}:\n{self.text()[-5000:]}"
 
-    def wait_for_step(self, step: int, timeout: float = 120) -> None:
+    def wait_for_step(self, step: int, timeout: float = 600) -> None:
         """Until metrics.jsonl has a line of this step (log_every=1)."""
-        path, end = self.folder / "metrics.jsonl", time.monotonic() + timeout
-        while time.monotonic() < end:
-            if path.exists() and any(line["step"] >= step for line in metrics(self.folder)):
-                return
-            assert self.process.poll() is None, f"ended before step {step}:\n{self.text()[-5000:]}"
-            time.sleep(0.02)
-        raise AssertionError(f"step {step} not reached in {timeout} s:\n{self.text()[-3000:]}")
-
-    def ranks(self) -> list[int]:
-        """Pids of the training processes of this launch, by rank."""
-        found = {}
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                if os.getsid(int(entry.name)) != self.process.pid:
-                    continue
-                variables = (entry / "environ").read_bytes().split(b"\0")
-                command = (entry / "cmdline").read_bytes()
-            except (OSError, ProcessLookupError):
-                continue
-            rank = next((v[5:] for v in variables if v.startswith(b"RANK=")), None)
-            if b"run.py" in command and b"deepspeed.launcher" not in command and rank is not None:
-                found[int(rank)] = int(entry.name)
-        return [found[r] for r in sorted(found)]
-
-    def signal_all(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+        self.wait_until(lambda: any(line["step"] >= step for line in metrics(self.folder)), f"step {step}", timeout)
 
 
 def metrics(folder: Path, kind: str | None = None) -> list[dict]:
-    lines = []
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue  # a line being written
-    return [line for line in lines if kind in (None, line["kind"])]
+    return [line for line in launches.read_lines(str(folder / "metrics.jsonl")) if kind in (None, line["kind"])]
 
 
 def losses(folder: Path) -> list[float]:
@@ -132,12 +70,7 @@ def timeless(lines: list[dict]) -> list[dict]:
 
 
 def trace(folder: Path) -> dict[int, set[tuple[int, int]]]:
-    """step → samples of the global batch; after a resume, the last line of a step counts."""
-    steps: dict[int, dict[str, list]] = {}
-    for path in sorted((folder / "trace").glob("rank-*.jsonl")):
-        for line in map(json.loads, path.read_text().splitlines()):
-            steps.setdefault(line["step"], {})[path.name] = line["samples"]
-    return {step: {tuple(s) for samples in ranks.values() for s in samples} for step, ranks in steps.items()}
+    return {step: set(samples) for step, samples in launches.read_trace(str(folder)).items()}
 
 
 def last_checkpoint(folder: Path) -> Path:

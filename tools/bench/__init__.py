@@ -20,6 +20,7 @@ BENCHES = {
     "loss": "tools.bench.loss",
     "map": "tools.bench.map",
     "quality": "tools.bench.quality",
+    "remote": "tools.bench.remote",
     "state": "tools.bench.state",
     "tax": "tools.bench.tax",
 }

@@ -53,7 +53,8 @@ def run(quick: bool, args: argparse.Namespace) -> dict:
     with tempfile.TemporaryDirectory(prefix="lacuna-tax-") as folder:
         joined = worlds.start(600)
         watchdog = worlds.Watchdog(joined, 600)
-        _make_data(folder, args.classes, 2048 if quick else 4096)
+        count = 2048 if quick else 4096
+        make_data(folder, args.classes, count, count // 32)
         racers = [Racer(folder, name, args.batch, joined, watchdog) for name in _METHODS]
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -173,8 +174,9 @@ class _Noise:
         return buffer.getvalue()
 
 
-def _make_data(folder: str, classes: int, count: int) -> None:
+def make_data(folder: str, classes: int, count: int, rows_per_shard: int) -> None:
+    """`folder`/data: pictures with one known label each."""
     labels = SparseLabels.from_lists([[i % classes] for i in range(count)], [[]] * count, UNKNOWN)
     samples = [Sample(f"noise-{i:06d}", _Noise(i), "jpg") for i in range(count)]
     pack(Dataset([str(c) for c in range(classes)], samples, labels, "train"), folder + "/data",
-         Layout(streams=1, rows_per_shard=count // 32))
+         Layout(streams=1, rows_per_shard=rows_per_shard))

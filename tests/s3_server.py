@@ -19,7 +19,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 VENV = ROOT / ".venv-moto"
 _HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 

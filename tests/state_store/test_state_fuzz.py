@@ -1,0 +1,89 @@
+"""Damaged or hostile metadata of a state store end in errors that say what is wrong, in time, inside its folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fuzzing import LONG, SHORT, damaged_bytes, damaged_json, fuzz
+
+import state_store
+from data_pipelines.errors import UserError
+from state_store import Field
+from state_store.manifest import Manifest
+from state_store.schema import Schema
+from state_store.verify import verify
+
+FIELD = Field("score", (4,), "uint8", range=(0, 1), histogram=True)
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = state_store.create(str(tmp_path / "store"), [5, 3], "index", [FIELD])
+    with made.session(made.begin_attempt(), budget=1 << 20) as session:
+        session.begin([0, 1], 0)
+        for shard, rows in ((0, 5), (1, 3)):
+            session.lease(shard)
+            session.scatter("score", np.full(rows, shard), np.arange(rows), np.full((rows, 4), 7, np.uint8))
+            session.release(shard)
+        session.finish()
+        session.snapshot("one")
+    return made
+
+
+def targets(store) -> dict:
+    root = Path(store.url)
+    log, manifest = max((root / "log").iterdir()), next((root / "manifests").iterdir())
+    chunk, counts = next((root / "chunks" / "score").iterdir()), next((root / "histograms").iterdir())
+
+    def with_file(path: Path):
+        good = path.read_bytes()
+
+        def attempt(data: bytes) -> None:
+            path.write_bytes(data)
+            try:
+                again = state_store.open(store.url)
+                verify(again)
+                again.orphans()
+                reader = again.reader("one")
+                for shard in range(again.schema.shards):
+                    reader.read_shard("score", shard)
+            finally:
+                path.write_bytes(good)
+        return attempt
+
+    return {
+        "schema": (damaged_json((root / "zarr.json").read_bytes()), with_file(root / "zarr.json")),
+        "schema alone": (damaged_json((root / "zarr.json").read_bytes()), lambda data: Schema.parse(data, "x")),
+        "log": (damaged_json(log.read_bytes()), with_file(log)),
+        "manifest": (damaged_json(manifest.read_bytes()), lambda data: Manifest.from_bytes(data, "x").objects()),
+        "chunk": (damaged_bytes(chunk.read_bytes()), with_file(chunk)),
+        "histogram": (damaged_bytes(counts.read_bytes()), with_file(counts)),
+    }
+
+
+NAMES = ["schema", "schema alone", "log", "manifest", "chunk", "histogram"]
+
+
+def test_damaged_metadata(store):
+    made = targets(store)
+    assert list(made) == NAMES
+    for inputs, attempt in made.values():
+        fuzz(inputs, attempt, (UserError,), SHORT // 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
+def test_much_damaged_metadata(store, name):
+    inputs, attempt = targets(store)[name]
+    fuzz(inputs, attempt, (UserError,), LONG // 2)
+
+
+def test_a_manifest_cannot_name_files_outside_the_store(store):
+    for token in ("../../x", "a/b", "", "0-0-0\n"):
+        body = b'{"refs":{"score":{"0":["%s",1,2]}},"histograms":{}}' % token.encode().replace(b"\n", b"\\n")
+        with pytest.raises(UserError, match="manifest"):
+            Manifest.from_bytes(body, "x")
+    shutil.rmtree(store.url)

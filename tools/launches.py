@@ -1,0 +1,125 @@
+"""Training launches as processes to watch and to signal: used by the fault drill, the demo and the tests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from data_pipelines.errors import UserError
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SCRIPT = os.path.join(ROOT, "trainer", "run.py")
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """Of ranks that share few cores: one thread each (sums then have one order) and no busy waiting."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **extra}
+
+
+def command(ranks: int, *arguments: str, port: int = 0, script: str = SCRIPT) -> list[str]:
+    """Of a launch on this machine; one rank needs no launcher."""
+    if ranks == 1:
+        return [sys.executable, script, *arguments]
+    launcher = os.path.join(os.path.dirname(sys.executable), "deepspeed")
+    if shutil.which(launcher) is None:
+        raise UserError(f"{launcher}: not found. Install the project with `make install`.")
+    return [launcher, "--num_accelerators", str(ranks), "--master_port", str(port or free_port()), script, *arguments]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Launch:
+    """One launch in its own session, so that signals reach all of its processes and nothing else."""
+
+    def __init__(self, words: list[str], output: str, variables: dict[str, str], cwd: str):
+        self.output, self.alone = output, words[0] == sys.executable
+        with open(output, "wb") as out:
+            self.process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=variables,
+                                            start_new_session=True, cwd=cwd)
+
+    def text(self) -> str:
+        with open(self.output, encoding="utf-8", errors="replace") as f:
+            return f.read()
+
+    def wait(self, timeout: float = 600) -> int:
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.signal_all(signal.SIGKILL)
+            raise LaunchError(f"the launch did not end within {timeout:.0f} s", self) from None
+
+    def wait_until(self, true: Callable[[], bool], what: str, timeout: float = 600) -> None:
+        """Until something is true of the running launch."""
+        end = time.monotonic() + timeout
+        while not true():
+            if self.process.poll() is not None and not true():
+                raise LaunchError(f"the launch ended before {what}", self)
+            if time.monotonic() > end:
+                self.signal_all(signal.SIGKILL)
+                raise LaunchError(f"not within {timeout:.0f} s: {what}", self)
+            time.sleep(0.02)
+
+    def ranks(self) -> list[int]:
+        """Pids of the training processes of this launch, by rank."""
+        if self.alone:
+            return [self.process.pid]
+        found = {}
+        for name in os.listdir("/proc"):
+            if not name.isdigit():
+                continue
+            try:
+                if os.getsid(int(name)) != self.process.pid:
+                    continue
+                with open(f"/proc/{name}/environ", "rb") as f:
+                    variables = f.read().split(b"\0")
+                with open(f"/proc/{name}/cmdline", "rb") as f:
+                    words = f.read()
+            except (OSError, ProcessLookupError):
+                continue
+            rank = next((v[5:] for v in variables if v.startswith(b"RANK=")), None)
+            if b"--local_rank" in words and b"deepspeed.launcher" not in words and rank is not None:
+                found[int(rank)] = int(name)
+        return [found[r] for r in sorted(found)]
+
+    def signal_all(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+
+class LaunchError(AssertionError):
+    """A launch did something else than it should have; the end of what it printed is part of the message."""
+
+    def __init__(self, what: str, launch: Launch):
+        super().__init__(f"{what}:\n{launch.text()[-5000:]}")
+
+
+def read_lines(path: str) -> list[dict]:
+    """JSON lines of a file that may be growing: a line being written is left out."""
+    lines = []
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as f:
+        for line in f:
+            with contextlib.suppress(json.JSONDecodeError):
+                lines.append(json.loads(line))
+    return lines
+
+
+def read_trace(folder: str) -> dict[int, list[tuple[int, int]]]:
+    """step → samples (shard, row) of the global batch; after a resume, the last line of a step counts."""
+    steps: dict[int, dict[str, list]] = {}
+    root = os.path.join(folder, "trace")
+    for name in sorted(os.listdir(root)):
+        for line in read_lines(os.path.join(root, name)):
+            steps.setdefault(line["step"], {})[name] = line["samples"]
+    return {step: [tuple(sample) for samples in ranks.values() for sample in samples] for step, ranks in steps.items()}
