@@ -22,6 +22,7 @@ COMMANDS = {
     "export": ("tools.export", "make a model folder from a checkpoint: safetensors, labels.json, ONNX"),
     "predict": ("tools.predict", "what an exported model says about images, with a picture of heatmaps"),
     "suggest": ("tools.suggest", "the missing labels that a model is most sure of, at a chosen precision"),
+    "import-scores": ("tools.import_scores", "read tables of scores made elsewhere (CLIP, another run) into a store"),
     "methods": ("tools.methods", "list the methods: paper, per-sample state, needs, settings and defaults"),
     "bench": ("tools.bench", "measure speed and quality; the last line is one JSON object"),
 }
@@ -58,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _overview() -> str:
     lines = ["lacuna: train multi-label image classifiers when most labels are missing", ""]
-    lines += [f"  lacuna {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += [f"  lacuna {name:<13} {text}" for name, (_, text) in COMMANDS.items()]
     lines += ["", "Training itself: deepspeed trainer/run.py --config configs/….yaml [section.key=value …]",
               "Help for one command: lacuna COMMAND --help"]
     return "\n".join(lines)

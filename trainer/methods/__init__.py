@@ -6,7 +6,26 @@ import difflib
 
 from data_pipelines.errors import UserError
 from trainer.config import validated
-from trainer.methods import asl, cole, crisp, csl, entropy, gr, hill, large_loss, mime, role, soft_exposure, verelst
+from trainer.methods import (
+    asl,
+    ccd,
+    cole,
+    crisp,
+    csl,
+    entropy,
+    gpr,
+    gr,
+    hill,
+    ignore,
+    lac,
+    large_loss,
+    mime,
+    role,
+    scpnet,
+    soft_exposure,
+    verelst,
+    vlpl,
+)
 from trainer.methods import soft_exposure_neighbors as se
 from trainer.methods.base import Method, Task
 
@@ -44,6 +63,13 @@ METHODS: dict[str, type[Method]] = {
     "gr": gr.GeneralizedRobust,
     "crisp": crisp.Crisp,
     "mime": mime.Mime,
+    "ignore": ignore.Ignore,
+    "lac": lac.Lac,
+    "vlpl": vlpl.Vlpl,
+    "gpr": gpr.Gpr,
+    "aevlp": gpr.Aevlp,
+    "scpnet": scpnet.Scpnet,
+    "ccd": ccd.Ccd,
 }
 
 
@@ -65,4 +91,10 @@ def build_method(body: dict, task: Task) -> Method:
     if kind.needs_neighbors and body.get("neighbors") is None:
         raise UserError(f"method.name = {name!r} needs method.neighbors: what `lacuna neighbors` made for the shards, "
                         "labels and subset of data.train.")
+    if method.needs_scores and not method.settings.scores:  # type: ignore[attr-defined]
+        raise UserError(f"method.name = {name!r} needs tables of scores: {', '.join(method.needs_scores)}. Import them "
+                        "with `lacuna import-scores`, and set method.scores to the store's URL.")
+    if method.needs_maps and not task.grid:
+        raise UserError(f"method.name = {name!r} needs images (score maps); feature shards have none. Use image "
+                        "shards, or another method.")
     return method

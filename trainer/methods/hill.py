@@ -63,13 +63,16 @@ class Splc(Method):
     settings_type: ClassVar[type[Settings]] = SplcSettings
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
+        return LossTerms(self.entries(outputs.logits, batch.labels, step.epoch).sum(1) * step.samples)
+
+    def entries(self, logits: torch.Tensor, labels: torch.Tensor, epoch: int) -> torch.Tensor:
+        """Losses [B, L]."""
         settings: SplcSettings = self.settings  # type: ignore[assignment]
-        is_positive = positive(batch.labels)
-        logits = torch.where(is_positive, outputs.logits - settings.margin, outputs.logits)
-        if step.epoch >= settings.first_epoch:
-            is_positive = is_positive | (unknown(batch.labels) & (torch.sigmoid(logits) > settings.threshold))
-        entries = focal(torch.where(is_positive, logits, -logits), settings.gamma)
-        return LossTerms(entries.sum(1) * step.samples)
+        is_positive = positive(labels)
+        logits = torch.where(is_positive, logits - settings.margin, logits)
+        if epoch >= settings.first_epoch:
+            is_positive = is_positive | (unknown(labels) & (torch.sigmoid(logits) > settings.threshold))
+        return focal(torch.where(is_positive, logits, -logits), settings.gamma)
 
 
 def focal(logits: torch.Tensor, gamma: float) -> torch.Tensor:
