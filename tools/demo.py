@@ -10,9 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
-import subprocess
-import sys
 
 from data_pipelines.annotate import SCHEMES, annotate
 from data_pipelines.annotate_rows import LabelledRows
@@ -21,10 +18,10 @@ from data_pipelines.index import ShardIndex, Sidecar, sidecar_names
 from data_pipelines.packing import Layout, pack
 from data_pipelines.readers import digits
 from tools.heatmaps import draw_heatmaps
+from tools.launch import ROOT, launch
 from tools.progress import Progress
 from trainer.config import load_config
 
-_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SPLITS = {"train": 4000, "val": 500, "test": 1000}
 
 
@@ -76,16 +73,10 @@ def make_data(folder: str) -> None:
 def train(out: str, name: str, ranks: int, overrides: list[str]) -> dict:
     """One launch; its results. A finished run of an earlier demo is not repeated."""
     folder = os.path.join(out, "runs", name)
-    script = [os.path.join(_ROOT, "trainer", "run.py"), "--config", os.path.join(_ROOT, "configs", "demo.yaml"),
-              f"name={name}", f"run_folder={os.path.join(out, 'runs')}",
-              *[f"data.{split}.url={os.path.join(out, 'data', split)}" for split in SPLITS], *overrides]
-    launcher = [os.path.join(os.path.dirname(sys.executable), "deepspeed"), "--num_accelerators", str(ranks)]
-    if shutil.which(launcher[0]) is None:
-        raise UserError(f"{launcher[0]}: not found. Install the project with `make install`.")
-    # Several ranks on few cores: one thread each, and no busy waiting.
-    environment = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **os.environ}
-    done = subprocess.run([*launcher, *script], env=environment)
-    if done.returncode:
-        raise UserError(f"the run {name} failed with exit code {done.returncode}; see above and {folder}/log.txt.")
+    overrides = [f"name={name}", f"run_folder={os.path.join(out, 'runs')}",
+                 *[f"data.{split}.url={os.path.join(out, 'data', split)}" for split in SPLITS], *overrides]
+    code = launch(os.path.join(ROOT, "configs", "demo.yaml"), overrides, ranks)
+    if code:
+        raise UserError(f"the run {name} failed with exit code {code}; see above and {folder}/log.txt.")
     with open(os.path.join(folder, "results.json"), encoding="utf-8") as f:
         return json.load(f)

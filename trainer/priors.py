@@ -47,10 +47,11 @@ def read_prior(url: str, classes: int, *names: Sequence[str]) -> np.ndarray:
     return np.array(values)
 
 
-def write_prior(url: str, names: Sequence[str], prior: np.ndarray) -> None:
-    """In the form that the file's ending asks for."""
+def write_prior(url: str, names: Sequence[str], prior: np.ndarray, facts: dict | None = None) -> None:
+    """In the form that the file's ending asks for; facts: further keys of a .json."""
     if url.endswith(".json"):
-        text = json.dumps({"classes": list(names), "prior": [float(v) for v in prior]}, ensure_ascii=False)
+        text = json.dumps({"classes": list(names), "prior": [float(v) for v in prior], **(facts or {})},
+                          ensure_ascii=False)
     elif url.endswith(".csv"):
         lines = io.StringIO()
         csv.writer(lines, lineterminator="\n").writerows([_HEADER, *([n, repr(float(v))] for n, v in

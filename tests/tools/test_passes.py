@@ -128,3 +128,19 @@ def test_bad_checkpoints(job, tmp_path):
     with pytest.raises(UserError, match=f"class 0 is {index.classes[1]!r}, the model's is {index.classes[0]!r}"):
         check_classes(trained, swapped)
     check_classes(trained, index)
+
+
+def test_sets_of_equal_sizes_are_different_passes(trained, job):
+    """val and test of these scenes agree in names, rows and bytes of every shard: their index has one fingerprint."""
+    test = ShardSource.load(str(trained.data / "test"), "labels", None)
+    assert ScoreJob(job.trained, test).fingerprint != job.fingerprint
+
+
+def test_parts_on_object_storage():
+    parts = Parts("memory://passes/parts", "squares")
+    assert parts.finished([0, 1]) == set()
+    parts.write(1, {"square": np.array(1)})
+    assert parts.finished([0, 1]) == {1}
+    assert int(parts.read(1)["square"]) == 1
+    parts.remove([0, 1])
+    assert parts.finished([0, 1]) == set()

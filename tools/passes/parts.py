@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -21,6 +22,11 @@ from data_pipelines.errors import UserError
 def fingerprint_of(**facts) -> str:
     """16 hex digits of JSON-able facts, whatever their order."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def absolute(url: str) -> str:
+    """Workers run elsewhere: a local path must not depend on the current folder."""
+    return os.path.abspath(storage.local_path(url)) if storage.is_local(url) else url
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from data_pipelines import storage
 from data_pipelines.errors import UserError
-from tools.passes.parts import Parts
+from tools.passes.parts import Parts, absolute
 from tools.progress import Progress
 
 _ATTEMPTS = 3  # deaths of workers over one shard, or while starting: more is no accident
@@ -164,6 +163,8 @@ class _Worker:
             self.parts.write(shard, self.work(shard))
         except UserError as error:
             return str(error)
+        except OSError as error:  # a full disk, a folder that may not be written
+            return f"shard {shard}, on {os.uname().nodename}: {error}"
         return None
 
 
@@ -230,8 +231,3 @@ def _pool(settings: PoolSettings) -> Pool:
 def _temporary_folder() -> str:
     root = tempfile.gettempdir()
     return tempfile.mkdtemp(prefix="lacuna-ray-", dir=root if len(root) <= _LONGEST_TEMPORARY - 20 else "/tmp")
-
-
-def absolute(url: str) -> str:
-    """Workers run elsewhere: a local path must not depend on the current folder."""
-    return os.path.abspath(storage.local_path(url)) if storage.is_local(url) else url

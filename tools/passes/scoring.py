@@ -5,6 +5,7 @@ Legend: n readable rows of a shard, L classes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ import torch
 from data_pipelines.plan import EpochPlan
 from data_pipelines.source import ShardSource
 from data_pipelines.stream import BadSample, EpochStream
-from tools.passes.parts import fingerprint_of
+from tools.passes.parts import absolute, fingerprint_of
 from tools.passes.trained import Trained, load_model
 from trainer.config import Config
 from trainer.evaluate import EVAL_BATCH, autocast, eval_maker
@@ -94,8 +95,11 @@ def on_this_device(trained: Trained, source: ShardSource) -> ShardModel:
 
 def pass_facts(trained: Trained, source: ShardSource) -> dict:
     """What a pass's numbers depend on: weights, how images are prepared, and which samples there are."""
-    data = trained.config.data
-    return {"weights": trained.digest, "index": source.index.fingerprint,
+    data, index = trained.config.data, source.index
+    # Shards of small images may agree in every size, and then two sets have one index fingerprint: look at keys too.
+    some = sorted({0, len(index.shards) - 1})
+    keys = [hashlib.sha256(index.members(shard).to_bytes()).hexdigest() for shard in some]
+    return {"weights": trained.digest, "index": index.fingerprint, "url": absolute(index.url), "keys": keys,
             "subset": source.subset.fingerprint if source.subset else "all rows",
             "inputs": [data.image_size, data.eval_crop, data.normalize],
             "precision": trained.config.train.precision, "batch": EVAL_BATCH}

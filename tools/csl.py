@@ -1,0 +1,107 @@
+"""Class-aware selective loss in one command, as published: train with unknown labels ignored, estimate the class prior
+with that model over the training set (on Ray), train the selective loss with it.
+
+  lacuna csl configs/csl/openimages_v6.yaml --num-ranks 8
+  lacuna csl configs/csl/coco14_fpc.yaml name=coco data.workers=4 --num-ranks 2 --ignore-set phases.0.epochs=10
+The runs are NAME-ignore and NAME; the prior is in NAME-ignore/prior.json. The same command goes on where it was
+interrupted: a finished stage is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+
+from data_pipelines import storage
+from data_pipelines.errors import UserError
+from tools.launch import launch
+from tools.passes.pool import PoolSettings, add_pool_arguments, pool_settings
+from tools.passes.trained import open_trained
+from tools.prior import estimate, provenance, training_source, write
+from trainer.config import Config, load_config
+
+_SHOWN = ("map_csl_c", "map_csl_o", "map_skip_empty", "map")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", help="YAML file of an experiment whose method is csl")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to it, for both trainings")
+    parser.add_argument("--num-ranks", type=int, metavar="N", help="DeepSpeed ranks (default: one per GPU)")
+    parser.add_argument("--hostfile", metavar="FILE", help="DeepSpeed hostfile, for several nodes")
+    parser.add_argument("--ignore-set", action="append", default=[], metavar="section.key=value",
+                        help="further changes for the first training only")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    add_pool_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    overrides = [*args.overrides]
+    final = load_config(args.config, overrides)
+    if final.method.get("name") != "csl":
+        raise UserError(f"{args.config}: method.name is {final.method.get('name')!r}; this command is for csl.")
+    settings = pool_settings(args)
+    first = [*overrides, f"name={final.name}-ignore", "method.mode=ignore", "method.prior=null", "method.soft_prior=0",
+             *args.ignore_set]
+    ignore = _train(args, "training with unknown labels ignored", first)
+    prior = _prior(ignore, settings, args.parts)
+    second = [*overrides, "method.mode=selective", f"method.prior={prior}"]
+    selective = _train(args, "training with the selective loss", second)
+    results = {"ignore": _results(ignore), "selective": _results(selective)}
+    if args.json:
+        print(json.dumps({"prior": prior, "ignore_run": ignore.folder, "selective_run": selective.folder, **results}))
+    else:
+        _show(results)
+
+
+def _train(args: argparse.Namespace, title: str, overrides: list[str]) -> Config:
+    """One training, unless its run folder says that it is finished with this very config."""
+    config = load_config(args.config, overrides)
+    if _finished(config):
+        print(f"== {title}: {config.folder} is finished", file=sys.stderr, flush=True)
+        return config
+    print(f"== {title}: {config.folder}", file=sys.stderr, flush=True)
+    code = launch(args.config, overrides, args.num_ranks, args.hostfile)
+    if code:
+        raise UserError(f"{title} failed with exit code {code}; see above and {config.folder}/log.txt. The same "
+                        "command goes on from its last checkpoint.")
+    if not _finished(config):  # asked to stop: exit code 0, but no results
+        raise UserError(f"{title} was stopped before its end. The same command goes on from its last checkpoint.")
+    return config
+
+
+def _finished(config: Config) -> bool:
+    path = os.path.join(config.folder, "config.yaml")
+    if not os.path.exists(os.path.join(config.folder, "results.json")) or not os.path.exists(path):
+        return False
+    return not load_config(path, []).differences(config)
+
+
+def _prior(config: Config, settings: PoolSettings, parts: str | None) -> str:
+    """The prior file of a finished Ignore run; an existing one is used if this model and dataset gave it."""
+    trained = open_trained(config.folder)
+    source = training_source(trained)
+    out = os.path.join(os.path.abspath(config.folder), "prior")
+    made_of = provenance(trained, source)
+    try:
+        found = json.loads(storage.read_bytes(f"{out}.json"))
+    except (FileNotFoundError, ValueError):
+        found = {}
+    if all(key in found and found[key] == value for key, value in made_of.items()):
+        print(f"== class prior: {out}.json is finished", file=sys.stderr, flush=True)
+    else:
+        write(out, trained, source, estimate(trained, source, settings, parts))
+    return f"{out}.json"
+
+
+def _results(config: Config) -> dict:
+    return json.loads(storage.read_bytes(os.path.join(config.folder, "results.json")))
+
+
+def _show(results: dict[str, dict]) -> None:
+    sets = [name for name in ("val", "test") if name in results["selective"]]
+    names = {"map_csl_c": "mAP(C)", "map_csl_o": "mAP(O)", "map_skip_empty": "mAP", "map": "mAP, empty as 0"}
+    print(f"{'stage':<12}" + "".join(f"{split + ' ' + names[key]:>22}" for split in sets for key in _SHOWN))
+    for stage, found in results.items():
+        print(f"{stage:<12}" + "".join(f"{found[split][key]:22.3f}" for split in sets for key in _SHOWN))
