@@ -27,6 +27,7 @@ COMMANDS = {
     "suggest": ("tools.suggest", "the missing labels that a model is most sure of, at a chosen precision"),
     "import-scores": ("tools.import_scores", "read tables of scores made elsewhere (CLIP, another run) into a store"),
     "methods": ("tools.methods", "list the methods: paper, per-sample state, needs, settings and defaults"),
+    "plan": ("tools.plan", "say what a run will need (disk, memory, I/O, time) and what will not fit"),
     "bench": ("tools.bench", "measure speed and quality; the last line is one JSON object"),
 }
 
@@ -46,7 +47,9 @@ def main(argv: list[str] | None = None) -> int:
         epilog=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.configure(parser)
-    args = parser.parse_args(argv[1:])
+    # Commands that take config overrides let them stand among the options.
+    parse = parser.parse_intermixed_args if getattr(module, "TAKES_OVERRIDES", False) else parser.parse_args
+    args = parse(argv[1:])
     try:
         return int(module.run(args) or 0)
     except UserError as error:

@@ -124,7 +124,7 @@ print(seen[0], logits.dtype, model.head.weight.dtype)
 def test_bf16_is_the_engines_own_setting():
     """Without it the engine switches the caller's autocast off on GPUs, and bf16 would silently be fp32."""
     done = subprocess.run([sys.executable, "-c", ENGINE], capture_output=True, text=True, env=environment(), cwd=ROOT,
-                          timeout=60)
+                          timeout=600)
     assert "torch.bfloat16 torch.float32 torch.float32" in done.stdout, done.stderr[-2000:]
 
 

@@ -1,0 +1,137 @@
+"""`lacuna plan` against a real run: disk, memory and I/O within 20 %; what will not fit is named with its option."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from launching import Launch, last_checkpoint
+
+import state_store
+from data_pipelines.annotate import SCHEMES, annotate
+from data_pipelines.annotate_rows import LabelledRows
+from data_pipelines.index import ShardIndex, Sidecar
+from data_pipelines.packing import Layout, pack
+from data_pipelines.readers import digits
+from tools.cli import main
+from tools.launches import read_lines
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("plan")
+    pack(digits.read(1500, "train"), str(folder / "train"), Layout(streams=1, rows_per_shard=50), workers=1)
+    index = ShardIndex.load(str(folder / "train"))
+    annotate(LabelledRows(index, Sidecar.load(index, "labels")), "single", "single_positive",
+             SCHEMES["single_positive"]())
+    return folder
+
+
+def config(shards: Path, folder: Path) -> Path:
+    path = folder / "planned.yaml"
+    path.write_text(yaml.safe_dump({
+        "name": "planned", "run_folder": str(folder), "model": {"backbone": "lacuna:tiny"},
+        "data": {"train": {"url": str(shards / "train"), "labels": "single"}, "image_size": 32, "normalize": "centered",
+                 "streams": 2, "open_shards": 2, "augment": {"crop": "random_resized"}},
+        "method": {"name": "en_scl", "expected_positives": 2.2},
+        "phases": [{"name": "all", "epochs": 3, "batch": 50, "lr": 1e-3}],
+        "train": {"log_every": 1, "keep": 1, "state_budget_mb": 64},
+    }))
+    return path
+
+
+def plan(capsys, *arguments: str) -> tuple[int, dict]:
+    code = main(["plan", "--json", *arguments])
+    return code, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+class Watched:
+    """A real run, with its I/O and memory as the kernel counts them."""
+
+    def __init__(self, path: Path, folder: Path):
+        self.seen: list[tuple[int, dict[str, int]]] = []  # (step, counters of the process)
+        self.peak = self.disk = 0
+        launch = Launch(yaml.safe_load(path.read_text()), folder, 1)
+        watcher = threading.Thread(target=self._watch, args=(launch,))
+        watcher.start()
+        launch.ok()
+        watcher.join()
+        self.folder = launch.folder
+
+    def _watch(self, launch: Launch) -> None:
+        while launch.process.poll() is None:
+            try:
+                proc = Path("/proc", str(launch.process.pid))
+                counters = dict(line.split(": ") for line in (proc / "io").read_text().splitlines())
+                status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
+            except (OSError, ValueError):
+                break
+            lines = read_lines(str(launch.folder / "metrics.jsonl"))
+            self.peak = max(self.peak, int(status.get("VmHWM", "0 kB").split()[0]) * 1024)
+            self.seen.append((lines[-1]["step"] if lines else 0, {k: int(v) for k, v in counters.items()}))
+            self.disk = max(self.disk, _bytes_below(launch.folder / "state" / "chunks"))
+            time.sleep(0.01)
+
+    def between(self, first: int, last: int) -> dict[str, int]:
+        """Bytes read and written from the end of one step to the end of another."""
+        start = next(counters for step, counters in self.seen if step >= first)
+        end = next(counters for step, counters in self.seen if step >= last)
+        return {kind: end[kind] - start[kind] for kind in ("rchar", "wchar")}
+
+
+def _bytes_below(folder: Path) -> int:
+    total = 0
+    for base, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.path.getsize(os.path.join(base, name))
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def test_predictions_are_within_a_fifth_of_what_is_measured(shards, tmp_path, capsys):
+    path = config(shards, tmp_path)
+    code, planned = plan(capsys, str(path))
+    assert (code, planned["problems"]) == (0, [])
+    assert (planned["samples"], planned["shards"]) == (1500, 30)
+    run = Watched(path, tmp_path)
+    steps = planned["phases"][0]["steps_per_epoch"]
+    train = [line for line in read_lines(str(run.folder / "metrics.jsonl")) if line["kind"] == "train"]
+    assert len(train) == planned["phases"][0]["steps"] == 3 * steps
+
+    store = state_store.open(str(run.folder / "state"))
+    refs = store.manifest(last_checkpoint(run.folder).name).refs
+    for field in planned["fields"]:
+        measured = sum(ref.size for ref in refs[field["name"]].values())
+        assert field["bytes"] == pytest.approx(measured, rel=0.2), field["name"]
+    assert planned["disk"]["state_peak"] == pytest.approx(run.disk, rel=0.2)
+    assert planned["ram_per_rank"]["total"] == pytest.approx(run.peak, rel=0.2)
+
+    io = planned["io_per_epoch"]
+    # From just after the first epoch to just after the second: its steps and its checkpoint.
+    measured = run.between(steps + 1, 2 * steps + 1)
+    assert io["data_read"] + io["state_read"] == pytest.approx(measured["rchar"], rel=0.2)
+    assert io["state_written"] + io["checkpoints_written"] == pytest.approx(measured["wchar"], rel=0.2)
+
+
+def test_what_does_not_fit_names_the_option(shards, tmp_path, capsys):
+    path = str(config(shards, tmp_path))
+    code, planned = plan(capsys, path, "--seconds", "0", "train.state_budget_mb=0.2")
+    assert code == 1
+    assert "train.state_budget_mb = 0.2" in planned["problems"][0]
+    assert "raise it to" in planned["problems"][0] or "Raise the budget" in planned["problems"][0]
+    code, planned = plan(capsys, path, "--seconds", "0", "train.keep=1000000000")
+    assert code == 1
+    assert any(p.startswith("state: ") and "lower train.keep" in p for p in planned["problems"])
+    assert main(["plan", path, "--seconds", "0"]) == 0
+    text = capsys.readouterr().out
+    assert "1,500 samples of 10 classes in 30 shards" in text
+    assert "everything fits" in text
+    assert main(["plan", path, "--ranks", "3"]) == 2
+    assert "not a multiple of the 3 ranks" in capsys.readouterr().err

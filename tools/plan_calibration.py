@@ -1,0 +1,140 @@
+"""A short real training on a few shards, on one rank, to learn what only running can tell: bytes, memory and time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import yaml
+
+import state_store
+from data_pipelines import storage
+from data_pipelines.errors import UserError
+from data_pipelines.index import ShardIndex, SidecarWriter
+from data_pipelines.source import ShardSource
+from state_store.slots import Slots
+from tools.launches import SCRIPT, environment, read_lines
+from trainer.config import Config
+
+_STEPS_TO_KNOW_THE_PACE = 5
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Measured on one rank with that rank's share of the batch."""
+
+    samples: int  # in the shards that were used
+    seconds_per_step: float
+    peak_bytes: int  # resident memory of the process at its worst
+    slots: int  # shards whose state was in memory
+    stored: dict[str, float]  # field → compressed bytes per sample
+    checkpoint_bytes: int
+
+
+def calibrate(config: Config, source: ShardSource, ranks: int, seconds: float, folder: str) -> Calibration:
+    """Train the first phase on a few shards until two epochs or the time is over."""
+    phase = config.phases[0]
+    streams = max(1, config.data.streams // ranks)
+    used = np.flatnonzero(source.rows)
+    wanted = min(len(used), streams * (config.data.open_shards + 2))
+    shards = used[np.linspace(0, len(used) - 1, wanted).astype(int)].tolist()
+    view = _view(source, shards, os.path.join(folder, "data"))
+    body = config.model_dump(mode="json")
+    body |= {"name": "calibration", "run_folder": folder}
+    body["data"] |= {"val": None, "test": None, "streams": streams,
+                     "train": {"url": view.url, "labels": config.data.train.labels}}
+    body["phases"] = [{**body["phases"][0], "epochs": 2, "batch": phase.batch // ranks}]
+    body["train"] |= {"log_every": 1, "checkpoint_every": "1ep", "keep": 1, "state_url": None, "trace_samples": False}
+    if config.data.val is not None and body["method"].get("expected_positives", 0) is None:
+        body["method"] = {**body["method"], "expected_positives": 1.0}  # it would come from the validation set
+    path = os.path.join(folder, "calibration.yaml")
+    with open(path, "w", encoding="utf-8") as f:
+        yaml.safe_dump(body, f)
+    peak = _train(path, os.path.join(folder, "calibration"), seconds)
+    return _read(os.path.join(folder, "calibration"), view, config, peak)
+
+
+def _train(config: str, run: str, seconds: float) -> int:
+    """The peak resident bytes of a launch that is asked to stop after some time, once it has a pace."""
+    log = os.path.join(os.path.dirname(config), "calibration.out")
+    with open(log, "wb") as out:
+        process = subprocess.Popen([sys.executable, SCRIPT, "--config", config], stdout=out, stderr=subprocess.STDOUT,
+                                   env=environment(), start_new_session=True)
+    began, asked = time.monotonic(), False
+    while True:
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if pid:
+            break
+        late = time.monotonic() - began > seconds
+        if late and not asked and len(_paces(run)) > _STEPS_TO_KNOW_THE_PACE:
+            os.kill(process.pid, signal.SIGTERM)
+            asked = True
+        time.sleep(0.1)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        with open(log, encoding="utf-8", errors="replace") as f:
+            lines = f.read().strip().splitlines()
+        said = next((line for line in reversed(lines) if line.startswith("lacuna: ")), lines[-1] if lines else "")
+        raise UserError(f"the calibration failed: {said.removeprefix('lacuna: ')}")
+    return usage.ru_maxrss * 1024
+
+
+def _paces(run: str) -> list[float]:
+    return [line["samples_per_second"] for line in read_lines(os.path.join(run, "metrics.jsonl"))
+            if line["kind"] == "train"]
+
+
+def _read(run: str, view: ShardIndex, config: Config, peak: int) -> Calibration:
+    paces = _paces(run)
+    warm = paces[len(paces) // 3 :]  # the first steps start threads and fill caches
+    batch = yaml.safe_load(storage.read_bytes(os.path.join(run, "config.yaml")))["phases"][0]["batch"]
+    root = os.path.join(run, "checkpoints")
+    newest = max(name for name in os.listdir(root) if name.startswith("step-"))
+    size = sum(os.path.getsize(os.path.join(base, name)) for base, _, names in os.walk(os.path.join(root, newest))
+               for name in names)
+    stored: dict[str, float] = {}
+    slots = 0
+    if os.path.exists(os.path.join(run, "state")):
+        store = state_store.open(os.path.join(run, "state"))
+        refs = store.manifest(newest).refs
+        for name in store.schema.fields:
+            rows = int(sum(store.schema.rows[shard] for shard in refs.get(name, {})))
+            stored[name] = sum(ref.size for ref in refs.get(name, {}).values()) / max(1, rows)
+        slots = Slots.count_within(store.schema, int(config.train.state_budget_mb * 2**20))
+    return Calibration(view.samples, float(np.mean([batch / pace for pace in warm])), peak, slots, stored, size)
+
+
+def _view(source: ShardSource, shards: list[int], folder: str) -> ShardIndex:
+    """A dataset of some shards of another one: links to local tars, copies of remote ones."""
+    old = source.index
+    os.makedirs(os.path.join(folder, "members"))
+    for shard in shards:
+        for url, name in ((old.shard_url(shard), old.shards[shard].name),
+                          (old.members_url(shard), f"members/{old.shards[shard].stem}.npz")):
+            if storage.is_local(url):
+                os.symlink(os.path.abspath(storage.local_path(url)), os.path.join(folder, name))
+            else:
+                storage.download(url, os.path.join(folder, name))
+    index = ShardIndex(folder, old.classes, [old.shards[shard] for shard in shards], old.split, old.kind, old.class_ids)
+    index.save()
+    writer = SidecarWriter(index, source.sidecar.name, source.sidecar.unlisted, {})
+    for place, shard in enumerate(shards):
+        writer.write(place, source.sidecar.labels(shard))
+    writer.close()
+    return index
+
+
+def free_disk(url: str) -> int | None:
+    """Free bytes where a local folder is or will be; None on object storage."""
+    if not storage.is_local(url):
+        return None
+    path = os.path.abspath(storage.local_path(url))
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return shutil.disk_usage(path).free
