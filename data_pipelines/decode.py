@@ -17,6 +17,8 @@ import simplejpeg
 import torch
 from PIL import Image, ImageOps
 
+from data_pipelines.npy_header import HEADER_LOCK
+
 MAX_PIXELS = 120_000_000
 _ORIENTATION = 0x0112  # the EXIF tag
 # EXIF orientation → (swap rows and columns?, then flip these dimensions of [3, H, W])
@@ -128,7 +130,8 @@ def decode_vector(data: bytes) -> np.ndarray:
         if dtype is not None and len(shape) == 1 and len(data) == length + shape[0] * dtype.itemsize:
             vector = np.frombuffer(data, dtype, offset=length)
         else:
-            vector = np.load(io.BytesIO(data), allow_pickle=False)
+            with HEADER_LOCK:
+                vector = np.load(io.BytesIO(data), allow_pickle=False)
     except Exception as error:
         raise DecodeError(f"not a plain .npy array ({error})") from None
     if vector.ndim != 1 or vector.dtype.kind != "f" or not np.isfinite(vector).all():
@@ -139,5 +142,6 @@ def decode_vector(data: bytes) -> np.ndarray:
 @functools.lru_cache(16)
 def _npy_layout(header: bytes) -> tuple[np.dtype | None, tuple]:
     """(element type, shape) in the header of a .npy file; parsed once, because all vectors of a set have the same."""
-    shape, _, dtype = np.lib.format.read_array_header_1_0(io.BytesIO(header[8:]))
+    with HEADER_LOCK:
+        shape, _, dtype = np.lib.format.read_array_header_1_0(io.BytesIO(header[8:]))
     return (None if dtype.hasobject else dtype), shape

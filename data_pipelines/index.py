@@ -25,6 +25,7 @@ from data_pipelines import storage
 from data_pipelines.errors import UserError
 from data_pipelines.json_text import parse_json
 from data_pipelines.labels import NEGATIVE, UNKNOWN, SparseLabels
+from data_pipelines.npy_header import HEADER_LOCK
 
 INDEX_NAME = "index.json"
 INDEX_VERSION = 1
@@ -290,7 +291,7 @@ def _load_npz(data: bytes, where: str, names: tuple[str, ...]) -> dict[str, np.n
             unpacked = sum(entry.file_size for entry in listed.infolist())
         if unpacked > _MAX_UNPACKED:
             raise ValueError(f"{unpacked:,} bytes when unpacked, at most {_MAX_UNPACKED:,} are allowed")
-        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        with HEADER_LOCK, np.load(io.BytesIO(data), allow_pickle=False) as archive:
             return {name: archive[name] for name in names}
     except Exception as error:  # zipfile and numpy raise many kinds for damaged bytes
         raise UserError(f"{where}: damaged ({type(error).__name__}: {error}). Rebuild it.") from None

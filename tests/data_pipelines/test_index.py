@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from data_pipelines import storage
 from data_pipelines.errors import UserError
-from data_pipelines.index import Members, Shard, ShardIndex, Sidecar, SidecarWriter, sidecar_names
+from data_pipelines.index import (
+    Members,
+    Shard,
+    ShardIndex,
+    Sidecar,
+    SidecarWriter,
+    labels_from_bytes,
+    labels_to_bytes,
+    sidecar_names,
+)
 from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
 
 
@@ -113,3 +124,23 @@ def test_writer_refuses_wrong_rows_and_names(index):
         SidecarWriter(index, "s", UNKNOWN, {}).write(0, SparseLabels.from_lists([[0]], [[]]))
     with pytest.raises(UserError, match="sidecar name"):
         SidecarWriter(index, "../s", UNKNOWN, {})
+
+
+def test_headers_of_arrays_are_read_by_one_thread_at_a_time(monkeypatch):
+    """Python 3.11 may fail in two at once, which looked like a damaged file."""
+    data = labels_to_bytes(SparseLabels.from_lists([[0], [1, 2]], [[], []]))
+    inside, most = [], []
+    load = np.load
+
+    def watched(*args, **kwargs):
+        inside.append(1)
+        time.sleep(0.01)
+        most.append(len(inside))
+        inside.pop()
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(np, "load", watched)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: labels_from_bytes(data, "here", UNKNOWN), range(8)))
+    assert max(most) == 1
+    assert all(labels.pos_ids.tolist() == [0, 1, 2] for labels in found)

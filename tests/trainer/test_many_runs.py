@@ -104,13 +104,13 @@ def folder(tmp_path_factory, single_shards, wnids) -> Path:
     stops = [{"leave": 42}] * len(ESTIMATORS) + [{"leave": 22}, {"kill": 15}]
     first += [{**body, **stop} for body, stop in zip(again, stops, strict=True)]
 
-    launches = [Launch.many(first, "first", folder, 2)]
-    assert launches[0].wait(300) != 0, "the last run was not killed"
+    launch = Launch.many(first, "first", folder, 2)
+    assert launch.wait(900) != 0, "the last run was not killed"
     assert not (folder / "imagenet-killed" / "results.json").exists()
-    assert (folder / "imagenet-killed" / "metrics.jsonl").exists(), launches[0].text()[-5000:]
+    assert (folder / "imagenet-killed" / "metrics.jsonl").exists(), launch.text()[-5000:]
     for jobs, name, ranks in ((again, "again", 2), (alone, "alone", 1)):
         launch = Launch.many(jobs, name, folder, ranks)
-        launch.ok(300)
+        launch.ok(900)
     return folder
 
 
