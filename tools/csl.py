@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import subprocess
 import sys
 
 from data_pipelines import storage
 from data_pipelines.errors import UserError
-from tools.launch import launch
+from tools.launches import command, environment
+from tools.passes.parts import absolute
 from tools.passes.pool import PoolSettings, add_pool_arguments, pool_settings
-from tools.passes.trained import open_trained
+from tools.passes.trained import open_trained, run_config
 from tools.prior import estimate, provenance, training_source, write
 from trainer.config import Config, load_config
 
@@ -28,8 +29,8 @@ _SHOWN = ("map_csl_c", "map_csl_o", "map_skip_empty", "map")
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", help="YAML file of an experiment whose method is csl")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to it, for both trainings")
-    parser.add_argument("--num-ranks", type=int, metavar="N", help="DeepSpeed ranks (default: one per GPU)")
-    parser.add_argument("--hostfile", metavar="FILE", help="DeepSpeed hostfile, for several nodes")
+    parser.add_argument("--num-ranks", type=int, metavar="N", help="DeepSpeed ranks (default: one per GPU, else 1)")
+    parser.add_argument("--hostfile", metavar="FILE", help="DeepSpeed hostfile: all slots of several nodes instead")
     parser.add_argument("--ignore-set", action="append", default=[], metavar="section.key=value",
                         help="further changes for the first training only")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
@@ -62,27 +63,33 @@ def _train(args: argparse.Namespace, title: str, overrides: list[str]) -> Config
         print(f"== {title}: {config.folder} is finished", file=sys.stderr, flush=True)
         return config
     print(f"== {title}: {config.folder}", file=sys.stderr, flush=True)
-    code = launch(args.config, overrides, args.num_ranks, args.hostfile)
-    if code:
-        raise UserError(f"{title} failed with exit code {code}; see above and {config.folder}/log.txt. The same "
-                        "command goes on from its last checkpoint.")
+    words = command(args.num_ranks or _gpus() or 1, "--config", args.config, *overrides, hostfile=args.hostfile)
+    done = subprocess.run(words, env=environment(), stdout=2)  # to stderr: ours is for the results
+    if done.returncode:
+        raise UserError(f"{title} failed with exit code {done.returncode}; see above and {config.folder}/log.txt. "
+                        "The same command goes on from its last checkpoint.")
     if not _finished(config):  # asked to stop: exit code 0, but no results
         raise UserError(f"{title} was stopped before its end. The same command goes on from its last checkpoint.")
     return config
 
 
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def _finished(config: Config) -> bool:
-    path = os.path.join(config.folder, "config.yaml")
-    if not os.path.exists(os.path.join(config.folder, "results.json")) or not os.path.exists(path):
+    if not storage.exists(storage.join(config.folder, "results.json")):
         return False
-    return not load_config(path, []).differences(config)
+    return not run_config(config.folder).differences(config)
 
 
 def _prior(config: Config, settings: PoolSettings, parts: str | None) -> str:
     """The prior file of a finished Ignore run; an existing one is used if this model and dataset gave it."""
     trained = open_trained(config.folder)
     source = training_source(trained)
-    out = os.path.join(os.path.abspath(config.folder), "prior")
+    out = storage.join(absolute(config.folder), "prior")
     made_of = provenance(trained, source)
     try:
         found = json.loads(storage.read_bytes(f"{out}.json"))
@@ -96,7 +103,7 @@ def _prior(config: Config, settings: PoolSettings, parts: str | None) -> str:
 
 
 def _results(config: Config) -> dict:
-    return json.loads(storage.read_bytes(os.path.join(config.folder, "results.json")))
+    return json.loads(storage.read_bytes(storage.join(config.folder, "results.json")))
 
 
 def _show(results: dict[str, dict]) -> None:

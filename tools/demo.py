@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 
 from data_pipelines.annotate import SCHEMES, annotate
 from data_pipelines.annotate_rows import LabelledRows
@@ -18,7 +19,7 @@ from data_pipelines.index import ShardIndex, Sidecar, sidecar_names
 from data_pipelines.packing import Layout, pack
 from data_pipelines.readers import digits
 from tools.heatmaps import draw_heatmaps
-from tools.launch import ROOT, launch
+from tools.launches import ROOT, command, environment
 from tools.progress import Progress
 from trainer.config import load_config
 
@@ -75,8 +76,9 @@ def train(out: str, name: str, ranks: int, overrides: list[str]) -> dict:
     folder = os.path.join(out, "runs", name)
     overrides = [f"name={name}", f"run_folder={os.path.join(out, 'runs')}",
                  *[f"data.{split}.url={os.path.join(out, 'data', split)}" for split in SPLITS], *overrides]
-    code = launch(os.path.join(ROOT, "configs", "demo.yaml"), overrides, ranks)
-    if code:
-        raise UserError(f"the run {name} failed with exit code {code}; see above and {folder}/log.txt.")
+    words = command(ranks, "--config", os.path.join(ROOT, "configs", "demo.yaml"), *overrides)
+    done = subprocess.run(words, env=environment())
+    if done.returncode:
+        raise UserError(f"the run {name} failed with exit code {done.returncode}; see above and {folder}/log.txt.")
     with open(os.path.join(folder, "results.json"), encoding="utf-8") as f:
         return json.load(f)

@@ -24,13 +24,16 @@ def environment(**extra: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **extra}
 
 
-def command(ranks: int, *arguments: str, port: int = 0, script: str = SCRIPT) -> list[str]:
-    """Of a launch on this machine; one rank needs no launcher."""
-    if ranks == 1:
+def command(ranks: int, *arguments: str, port: int = 0, script: str = SCRIPT,
+            hostfile: str | None = None) -> list[str]:
+    """Of a launch on this machine, where one rank needs no launcher, or on all slots of a hostfile."""
+    if ranks == 1 and not hostfile:
         return [sys.executable, script, *arguments]
     launcher = os.path.join(os.path.dirname(sys.executable), "deepspeed")
     if shutil.which(launcher) is None:
         raise UserError(f"{launcher}: not found. Install the project with `make install`.")
+    if hostfile:
+        return [launcher, "--hostfile", hostfile, script, *arguments]
     return [launcher, "--num_accelerators", str(ranks), "--master_port", str(port or free_port()), script, *arguments]
 
 

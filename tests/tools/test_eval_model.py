@@ -34,6 +34,12 @@ def _ray():
         yield
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Path:
+    """Part files that the tests share: what one has scored, the next one need not."""
+    return tmp_path_factory.mktemp("parts")
+
+
 def call(capsys, *flags: str) -> dict:
     code = main([*flags, "--json"])
     out, err = capsys.readouterr()
@@ -50,12 +56,12 @@ def scored(run: str, url: str, folder: Path, labels: str = "labels") -> tuple[np
     return np.concatenate([part["scores"] for _, part in found]), np.concatenate(targets)
 
 
-def test_multilabel(trained, tmp_path, capsys):
+def test_multilabel(trained, kept, tmp_path, capsys):
     test, val = str(trained.data / "test"), str(trained.data / "val")
     flags = ["eval", trained.full, "--shards", test, "--protocol", "multilabel"]
     found = call(capsys, *flags, "--val", val, "--thresholds-out", str(tmp_path / "thresholds.json"),
-                 "--csv", str(tmp_path / "classes.csv"), "--parts", str(tmp_path / "parts"))
-    scores, targets = scored(trained.full, test, tmp_path / "parts")
+                 "--csv", str(tmp_path / "classes.csv"), "--parts", str(kept))
+    scores, targets = scored(trained.full, test, kept)
     ap = [average_precision_score(targets[:, c], scores[:, c]) for c in range(10)]
     assert found["map"] == pytest.approx(100 * np.mean(ap), abs=1e-9)
     assert found["map_skip_empty_classes"] == 10
@@ -65,7 +71,7 @@ def test_multilabel(trained, tmp_path, capsys):
     assert found["map_k2_skip_empty"] == pytest.approx(100 * np.mean(ap_few), abs=1e-9)
     assert found["map_k2"] == pytest.approx(10 * np.sum(ap_few), abs=1e-9)
     # mF1: thresholds that are best on val, tried one by one, then applied to test.
-    val_scores, val_targets = scored(trained.full, val, tmp_path / "parts")
+    val_scores, val_targets = scored(trained.full, val, kept)
     best = [max((f1_score(val_targets[:, c], val_scores[:, c] >= t), t) for t in val_scores[:, c]) for c in range(10)]
     expected = [f1_score(targets[:, c], scores[:, c] >= t) for c, (_, t) in enumerate(best)]
     assert found["mf1"] == pytest.approx(100 * np.mean(expected), abs=1e-9)
@@ -85,14 +91,14 @@ def test_multilabel(trained, tmp_path, capsys):
     assert not list((Path(trained.full) / "passes").iterdir())  # nothing is left behind where nobody asked for it
 
 
-def test_openimages_protocol(trained, tmp_path, capsys):
+def test_openimages_protocol(trained, kept, capsys):
     """Verified labels only; the oracle is a loop over classes."""
     url = str(trained.data / "test")
     index = ShardIndex.load(url)
     annotate(LabelledRows(index, Sidecar.load(index, "labels")), "some", "rpa", SCHEMES["rpa"](seed=1))
     found = call(capsys, "eval", trained.full, "--shards", url, "--labels", "some", "--protocol", "openimages",
-                 "--group-by", str(trained.data / "train"), "--parts", str(tmp_path))
-    scores, targets = scored(trained.full, url, tmp_path, "some")
+                 "--group-by", str(trained.data / "train"), "--parts", str(kept))
+    scores, targets = scored(trained.full, url, kept, "some")
     ap = np.array([average_precision_score(targets[known, c] == POSITIVE, scores[known, c])
                    for c, known in enumerate((targets != UNKNOWN).T)])
     positives = (targets == POSITIVE).sum(axis=0)
@@ -104,7 +110,7 @@ def test_openimages_protocol(trained, tmp_path, capsys):
     assert "leaves labels unknown" in capsys.readouterr().err
 
 
-def test_real_protocol_on_shards(trained, tmp_path, capsys):
+def test_real_protocol_on_shards(trained, kept, tmp_path, capsys):
     """Labels come from real.json by validation number, wherever the shuffle put the image."""
     scenes = digits.read(48, "test", scene_seed=7)
     samples = [dataclasses.replace(s, key=f"n0/ILSVRC2012_val_{i:08d}") for i, s in enumerate(scenes.samples, 1)]
@@ -115,9 +121,9 @@ def test_real_protocol_on_shards(trained, tmp_path, capsys):
     (tmp_path / "real.json").write_text(json.dumps([np.flatnonzero(row).tolist() for row in truth]))
     (tmp_path / "val_labels.txt").write_text("".join(f"{i}\n" for i in originals))
     flags = ["eval", trained.full, "--shards", str(tmp_path / "val"), "--protocol", "real", "--real",
-             str(tmp_path / "real.json"), "--parts", str(tmp_path / "parts")]
+             str(tmp_path / "real.json"), "--parts", str(kept)]
     found = call(capsys, *flags, "--val-labels", str(tmp_path / "val_labels.txt"))
-    scores, _ = scored(trained.full, str(tmp_path / "val"), tmp_path / "parts")
+    scores, _ = scored(trained.full, str(tmp_path / "val"), kept)
     index = ShardIndex.load(str(tmp_path / "val"))
     numbers = np.array([int(key[-8:]) - 1 for s in range(len(index.shards)) for key in index.members(s).keys])
     truth, originals = truth[numbers], originals[numbers]
@@ -148,9 +154,10 @@ def test_label_map_is_checked(trained, tmp_path, capsys):
 def test_prior(trained, tmp_path, capsys):
     """The mean score of every class over the run's own training set; ranks compared with the true frequencies."""
     found = call(capsys, "prior", trained.scl, "--full-labels", "labels", "--out", str(tmp_path / "prior"))
-    call(capsys, "eval", trained.scl, "--shards", str(trained.data / "train"), "--protocol", "multilabel", "--parts",
-         str(tmp_path / "parts"))
-    scores, full = scored(trained.scl, str(trained.data / "train"), tmp_path / "parts")
+    source = ShardSource.load(str(trained.data / "train"), "labels", None)
+    here = ScoreJob(open_trained(trained.scl), source).build()
+    scores = np.concatenate([here(shard)["scores"] for shard in shard_rows(source)])
+    full = np.concatenate([source.sidecar.labels(shard).dense(10) for shard in shard_rows(source)])
     single = Sidecar.load(ShardIndex.load(str(trained.data / "train")), "single").positives / len(scores)
     names = [str(c) for c in range(10)]
     for ending in ("csv", "json"):

@@ -113,10 +113,10 @@ def test_trained_model_is_the_best_checkpoint(trained, job, expected):
 
 
 def test_bad_checkpoints(job, tmp_path):
-    with pytest.raises(UserError, match="no such folder"):
-        open_trained(str(tmp_path / "nowhere"))
     with pytest.raises(UserError, match="no finished checkpoint"):
-        open_trained(str(tmp_path))
+        open_trained(str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match="never finished"):
+        open_trained(str(tmp_path / "checkpoints" / "step-00000001"))
     copy = tmp_path / "run"
     shutil.copytree(job.trained.run, copy)
     trained = open_trained(str(copy))

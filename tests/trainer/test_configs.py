@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.config import load_config
+from trainer.config import load_config, validated
 from trainer.methods import METHODS, build_method
 from trainer.methods.base import Task
 
@@ -20,7 +20,10 @@ def test_config(path):
     name = config.method["name"]
     counts = np.full(20, 10)
     full = METHODS[name].needs_full_labels
-    build_method(config.method, Task(20, 100, counts, counts, full, grid=7, full_positives=2.0))
+    if METHODS[name].needs_neighbors:  # a folder of the training data, which is not here
+        validated(METHODS[name].settings_type, config.method, str(path))
+    else:
+        build_method(config.method, Task(20, 100, counts, counts, full, grid=7, full_positives=2.0))
     assert full == (config.data.train.labels == "labels" and name.startswith("bce"))
     head = path.read_text().split("\nname:")[0]
     assert str(path.relative_to(ROOT)) in head or "lacuna demo" in head

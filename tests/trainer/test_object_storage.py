@@ -15,6 +15,7 @@ from test_state_resume import en_scl_config, stored
 
 import state_store
 from data_pipelines import storage
+from tools.passes.trained import open_trained, read_weights
 from trainer.run_folder import _staging_of
 
 FAULTS = {"500": 0.02, "503": 0.03, "truncate": 0.03, "lost": 0.02, "slow": 0.01}
@@ -84,6 +85,8 @@ def test_train_kill_resume_and_evaluate_on_s3(s3, single_shards, folder, en_scl_
     expected, found = weights(reference), remote_weights(url)
     assert expected.keys() == found.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+    chosen, local = read_weights(open_trained(url)), read_weights(open_trained(str(reference)))
+    assert all(torch.equal(chosen[name], local[name]) for name in local), "what `lacuna eval` would use"
     for name, values in stored(reference).items():
         np.testing.assert_array_equal(stored_at(f"{url}/state", commits(url)[-1])[name], values, name)
     lines = [json.loads(line) for line in storage.read_bytes(f"{url}/metrics.jsonl").splitlines()]

@@ -184,14 +184,29 @@ def open_pool(settings: PoolSettings) -> Iterator[Pool]:
             _connect(settings.address, common)
         else:
             temporary = _temporary_folder()
-            with _workers_import_the_same():
-                ray.init(address="local", num_cpus=settings.workers or os.cpu_count(), include_dashboard=False,
-                         _temp_dir=temporary, object_store_memory=_OBJECT_STORE_BYTES, **common)
+            _start(settings.workers or os.cpu_count() or 1, temporary, common)
         yield _pool(settings)
     finally:
         ray.shutdown()
         if temporary:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _start(cores: int, temporary: str, common: dict[str, Any]) -> None:
+    import ray
+
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            with _workers_import_the_same():
+                ray.init(address="local", num_cpus=cores, include_dashboard=False, _temp_dir=temporary,
+                         object_store_memory=_OBJECT_STORE_BYTES, **common)
+            return
+        except Exception as error:  # Ray gives its processes 30 s, and has no exception of its own for more
+            if "timed out during startup" not in str(error):
+                raise
+            if attempt == _ATTEMPTS:
+                raise UserError(f"Ray did not start in 30 s, {attempt} times in a row: this machine is too busy. Try "
+                                "again later, or use a cluster with --address.") from None
 
 
 @contextlib.contextmanager

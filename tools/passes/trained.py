@@ -8,14 +8,16 @@ import os
 from dataclasses import dataclass, field
 
 import torch
-from safetensors.torch import load_file
+import yaml
+from safetensors.torch import load
 
 from data_pipelines import storage
 from data_pipelines.errors import UserError
 from data_pipelines.index import ShardIndex
 from data_pipelines.source import ShardSource
+from tools.passes.parts import absolute
 from trainer.checkpoint import COMMIT
-from trainer.config import Config, load_config
+from trainer.config import Config, parse_config
 from trainer.models import Classifier, build_model
 from trainer.run_log import CLASS_LIST
 
@@ -24,8 +26,8 @@ from trainer.run_log import CLASS_LIST
 class Trained:
     """Small enough to be sent to every worker; the weights stay in their file until `load_model`."""
 
-    run: str  # folder
-    checkpoint: str  # folder
+    run: str  # folder or URL
+    checkpoint: str  # likewise
     weights: str  # "ema.safetensors" if the run averages its weights, else "model.safetensors"
     digest: str  # sha256 of that file, as committed
     config: Config
@@ -35,44 +37,62 @@ class Trained:
 
 def open_trained(path: str) -> Trained:
     """`path`: a run folder (its best checkpoint is taken, the last one without a validation set) or a checkpoint."""
-    path = os.path.abspath(storage.local_path(path))
-    if not os.path.isdir(path):
-        raise UserError(f"{path}: no such folder. Give a run folder, or one of its checkpoints/step-… folders.")
-    if os.path.basename(os.path.dirname(path)) == "checkpoints":
-        run, checkpoint = os.path.dirname(os.path.dirname(path)), path
-        if not os.path.exists(os.path.join(checkpoint, COMMIT)):
+    path = absolute(path).rstrip("/")
+    parent = path.rsplit("/", 1)[0]
+    if parent.endswith("/checkpoints"):
+        run, checkpoint = parent.rsplit("/", 1)[0], path
+        if not storage.exists(storage.join(checkpoint, COMMIT)):
             raise UserError(f"{checkpoint}: no {COMMIT} in it, so it was never finished. Give another checkpoint.")
     else:
         run, checkpoint = path, _best(path)
-    where = os.path.join(run, "config.yaml")
-    if not os.path.exists(where):
-        raise UserError(f"{where}: no such file, so {run} is not a run folder.")
-    config = load_config(where, [])
+    config = run_config(run)
+    files, prefix = _committed(checkpoint)
+    weights = "ema.safetensors" if "ema.safetensors" in files else "model.safetensors"
+    return Trained(run, checkpoint, f"{prefix}/{weights}".lstrip("/"), files[weights]["sha256"], config,
+                   *_class_list(run, config))
+
+
+def run_config(run: str) -> Config:
+    """The config that a run began with, as its folder holds it."""
+    where = storage.join(run, "config.yaml")
     try:
-        files = json.loads(storage.read_bytes(os.path.join(checkpoint, COMMIT)))["files"]
-        weights = next(name for name in ("ema.safetensors", "model.safetensors") if name in files)
-        digest = files[weights]["sha256"]
-    except (ValueError, KeyError, TypeError, StopIteration):
-        raise UserError(f"{os.path.join(checkpoint, COMMIT)}: damaged. Give another checkpoint.") from None
-    return Trained(run, checkpoint, weights, digest, config, *_class_list(run, config))
+        return parse_config(yaml.safe_load(storage.read_bytes(where)), where)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{where}: no such file, so {run} is not a run folder.") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{where}: not valid YAML ({error}).") from None
 
 
 def _best(run: str) -> str:
-    root = os.path.join(run, "checkpoints")
-    whole = [os.path.join(root, name) for name in storage.list_names(root)
-             if os.path.exists(os.path.join(root, name, COMMIT))]
+    root = storage.join(run, "checkpoints")
+    whole = [storage.join(root, name) for name in storage.list_names(root)
+             if name.startswith("step-") and storage.exists(storage.join(root, name, COMMIT))]
     if not whole:
-        raise UserError(f"{run}: no finished checkpoint in its checkpoints/. Train it first, or give a run folder.")
+        raise UserError(f"{run}: no finished checkpoint in its checkpoints/. Give a run folder with one, or one of the "
+                        "checkpoints/step-… folders themselves.")
     last = whole[-1]
-    step = json.loads(storage.read_bytes(os.path.join(last, "position.json")))["best_step"]
+    position = storage.read_bytes(storage.join(last, _committed(last)[1], "position.json"))
+    step = json.loads(position)["best_step"]
     return next((folder for folder in whole if step is not None and folder.endswith(f"-{step:08d}")), last)
 
 
+def _committed(checkpoint: str) -> tuple[dict[str, dict], str]:
+    """(facts of every file, where they lie below the checkpoint: on object storage a save has a prefix)."""
+    where = storage.join(checkpoint, COMMIT)
+    try:
+        body = json.loads(storage.read_bytes(where))
+        str(body["files"]["model.safetensors"]["sha256"])
+        return body["files"], body.get("prefix", "")
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{where}: damaged. Give another checkpoint.") from None
+
+
 def _class_list(run: str, config: Config) -> tuple[list[str], list[str]]:
-    path = os.path.join(run, CLASS_LIST)
-    if os.path.exists(path):
-        body = json.loads(storage.read_bytes(path))
+    try:
+        body = json.loads(storage.read_bytes(storage.join(run, CLASS_LIST)))
         return body["classes"], body["class_ids"]
+    except FileNotFoundError:
+        pass
     try:  # a run of before the list was kept: its training set still has it, if it is there
         index = ShardIndex.load(config.data.train.url)
     except UserError:
@@ -98,16 +118,15 @@ def check_classes(trained: Trained, index: ShardIndex) -> None:
 
 def read_weights(trained: Trained) -> dict[str, torch.Tensor]:
     """The committed tensors; the file's hash is checked."""
-    path = os.path.join(trained.checkpoint, trained.weights)
+    path = storage.join(trained.checkpoint, trained.weights)
     try:
-        with open(path, "rb") as f:
-            found = hashlib.file_digest(f, "sha256").hexdigest()
+        data = storage.read_bytes(path)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file on {os.uname().nodename}. The run folder must be on storage that all "
                         "nodes see.") from None
-    if found != trained.digest:
+    if hashlib.sha256(data).hexdigest() != trained.digest:
         raise UserError(f"{path}: damaged, its content does not fit {COMMIT}. Give another checkpoint.")
-    return load_file(path)
+    return load(data)
 
 
 def load_model(trained: Trained, source: ShardSource, device: torch.device) -> Classifier:
