@@ -14,8 +14,10 @@ from labelled_shards import write_dataset
 from pyarrow import parquet
 from sklearn.metrics import average_precision_score
 
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from data_pipelines.errors import UserError
+from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
 from tools.cli import main
+from tools.evaluation.truth import Truth
 
 WNIDS = [f"n{i:08d}" for i in range(7)]
 IMAGES, CLASSES, LISTED = 40, len(WNIDS), 5
@@ -204,6 +206,14 @@ def test_shards_as_truth(tmp_path, capsys):
     assert main(["eval", "--protocol", "multilabel", "--shards", str(tmp_path / "set"), "--predictions",
                  str(tmp_path / "p.npz")]) == 2
     assert "leaves labels unknown" in capsys.readouterr().err
+
+
+def test_a_file_name_that_two_folders_have_is_not_enough():
+    labels = SparseLabels.from_lists([[0]] * 3, [[]] * 3, NEGATIVE)
+    truth = Truth("set", ["a/1", "b/1", "b/2"], labels, ["x"], [])
+    assert truth.rows_of(["b/1.jpg", "2.jpg", "a/1"], "rows", False).tolist() == [1, 2, 0]
+    with pytest.raises(UserError, match=r"'1\.jpg' is not in set"):
+        truth.rows_of(["1.jpg"], "rows", True)
 
 
 def test_flags_that_do_not_go_together(capsys):

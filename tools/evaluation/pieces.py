@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -36,9 +35,6 @@ def from_parts(parts: Parts, source: ShardSource, most_bad: float, real: Truth |
             originals = None if real.originals is None else real.originals[chosen]
             yield Piece(part["scores"], real.labels.dense(source.classes, chosen), ordinals, originals)
     judge_bad(bad, int(source.rows.sum()), most_bad, source.index.url)
-    if bad:
-        print(f"{len(bad)} samples of {source.index.url} cannot be decoded and are left out, first: {bad[0].key} in "
-              f"{bad[0].shard} ({bad[0].reason})", file=sys.stderr)
 
 
 def from_predictions(predictions: Predictions, truth: Truth, rows: np.ndarray) -> Iterator[Piece]:

@@ -97,7 +97,7 @@ def _checked(where: str, scores: np.ndarray | None, classes: np.ndarray | None,
         row, column = np.argwhere(~np.isfinite(scores))[0]
         raise UserError(f"{where}: the score in row {row}, column {column} is {scores[row, column]}. Every score must "
                         "be a finite number.")
-    names = None if keys is None else [str(key) for key in keys]
+    names = None if keys is None else [key.decode() if isinstance(key, bytes) else str(key) for key in keys]
     if names is not None and len(names) != len(scores):
         raise UserError(f"{where}: {len(names)} keys for {len(scores)} rows.")
     rounded = scores.dtype == np.float64

@@ -39,8 +39,10 @@ class Truth:
     def rows_of(self, keys: list[str], where: str, allow_missing: bool) -> np.ndarray:
         """int64 [N]: the sample of every key; each sample has one row, or a UserError says which has not."""
         place = {key: row for row, key in enumerate(self.keys)}
-        short = {key.rsplit("/", 1)[-1]: row for key, row in place.items()}
-        found = [place.get(key, short.get(_stem(key), short.get(key, NO_LABEL))) for key in keys]
+        # File names alone will do, where no two folders have the same one.
+        counts = Counter(key.rsplit("/", 1)[-1] for key in self.keys)
+        short = {name: row for key, row in place.items() if counts[name := key.rsplit("/", 1)[-1]] == 1}
+        found = [place.get(key, place.get(_without_ending(key), short.get(_stem(key), NO_LABEL))) for key in keys]
         strange = next((key for key, row in zip(keys, found, strict=True) if row == NO_LABEL), None)
         if strange is not None:
             raise UserError(f"{where}: {strange!r} is not in {self.where}, which has {len(self.keys):,} samples such "
@@ -49,7 +51,7 @@ class Truth:
         if twice is not None:
             raise UserError(f"{where}: {self.keys[twice]!r} has more than one row.")
         if len(found) < len(self.keys) and not allow_missing:
-            absent = next(key for row, key in enumerate(self.keys) if row not in set(found))
+            absent = self.keys[int(np.setdiff1d(np.arange(len(self.keys)), found)[0])]
             raise UserError(f"{where}: {len(found):,} rows for the {len(self.keys):,} samples of {self.where}; "
                             f"{absent!r} is missing. Predict them all, or evaluate what is there with --allow-missing.")
         return np.array(found, np.int64)
@@ -131,6 +133,9 @@ def folders_of(rows: list[str], wnids: list[str]) -> np.ndarray | None:
 
 
 def _stem(key: str) -> str:
-    name = key.rsplit("/", 1)[-1]
-    stem, dot, ending = name.rpartition(".")
-    return stem if dot and ending.isalpha() else name
+    return _without_ending(key).rsplit("/", 1)[-1]
+
+
+def _without_ending(key: str) -> str:
+    stem, dot, ending = key.rpartition(".")
+    return stem if dot and ending.isalpha() else key
