@@ -80,7 +80,7 @@ def task_of(config: Config, sources: dict[str, ShardSource], model: Classifier) 
     grid = spatial_side(model, config.data.image_size) if train.index.kind == "image" else 0
     return Task(train.classes, int(train.rows.sum()), positives, negatives, train.sidecar.unlisted == NEGATIVE, grid,
                 mean_positives(sources), config.seed, model.width, tuple(train.index.classes),
-                tuple(train.index.class_ids), train.index.fingerprint, model.blank, data_fingerprints(train))
+                tuple(train.index.class_ids), model.blank, data_fingerprints(train))
 
 
 def mean_positives(sources: dict[str, ShardSource]) -> float | None:

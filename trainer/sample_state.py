@@ -181,6 +181,10 @@ class StateRows:
         """Stored values, for cut-offs."""
         return self._rows.gather(field)
 
+    def samples(self, rows_per_shard: int) -> np.ndarray:
+        """int64 [B]: a number for every sample, shard by shard."""
+        return self._rows.shards.astype(np.int64) * rows_per_shard + self._rows.rows
+
     def selected(self, field: str, cutoffs: Cutoffs) -> torch.Tensor:
         """bool [B, L]: which entries are among their class's top p."""
         chosen = cutoffs.selected(self.codes(field), self._rows.shards, self._rows.rows)

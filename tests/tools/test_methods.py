@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 from tools.cli import main
 from trainer.methods import METHODS
@@ -44,3 +46,18 @@ def test_text_and_unknown_names(capsys):
     assert "temperature (required)" in text
     assert main(["methods", "csll"]) == 2
     assert "did you mean 'csl'" in capsys.readouterr().err
+
+
+def test_the_methods_page_has_every_method_and_every_paper_of_the_fields_list(capsys):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "methods.md").read_text()
+    ours, papers = page.split("## The field's list")
+    for name, entry in entries(capsys).items():
+        row = next(line for line in ours.splitlines() if line.startswith(f"| `{name}` |"))
+        for value in entry["published"].values():
+            assert f" {value:g} " in row, f"{name}: {value} is not in {row}"
+        assert f"{entry['bytes_per_sample']['9600']:,}" in row or not entry["state"]
+    rows = [line for line in papers.splitlines() if line.startswith("| [")]
+    assert len(rows) == 43
+    named = {name for row in rows for name in re.findall(r"`([a-z0-9_]+)`", row.rsplit("|", 2)[1])}
+    assert {"role", "ll_cp", "em_apl", "lac", "ignore", "crisp", "mime", "aevlp", "gr", "hill", "en", "vlpl"} <= named
+    assert named <= METHODS.keys(), "a row names a method that is not there"

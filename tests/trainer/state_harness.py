@@ -14,6 +14,7 @@ from data_pipelines.source import ShardSource
 from data_pipelines.stream import Batch
 from trainer.methods import build_method
 from trainer.methods.base import EpochStart, Outputs, Scored, Step, Task
+from trainer.neighbors import data_fingerprints
 from trainer.sample_state import SampleState
 from trainer.world import World
 
@@ -54,10 +55,11 @@ def pass_logits(epoch: int, samples: np.ndarray) -> torch.Tensor:
 class Harness:
     """Drives a method over the store as the loop does, with given logits instead of a model."""
 
-    def __init__(self, source, folder, body, grid=0, budget_shards=3, index=""):
+    def __init__(self, source, folder, body, grid=0, budget_shards=3):
         self.source, self.world = source, World(torch.device("cpu"))
         sidecar = source.sidecar
-        self.task = Task(CLASSES, SAMPLES, sidecar.positives, sidecar.negatives, False, grid, None, 7, index=index)
+        self.task = Task(CLASSES, SAMPLES, sidecar.positives, sidecar.negatives, False, grid, None, 7,
+                         data=data_fingerprints(source))
         self.method = build_method(body, self.task)
         self.first = np.concatenate([[0], np.cumsum(source.index.rows)])
         row = sum(f.row_bytes for f in self.method.fields())

@@ -23,7 +23,7 @@ def test_config(path):
     if METHODS[name].needs_neighbors:  # a folder of the training data, which is not here
         validated(METHODS[name].settings_type, config.method, str(path))
     else:
-        build_method(config.method, Task(20, 100, counts, counts, full, grid=7, full_positives=2.0))
+        build_method(config.method, Task(20, 100, counts, counts, full, grid=7, full_positives=2.0, width=8))
     assert full == (config.data.train.labels == "labels" and name.startswith("bce"))
     head = path.read_text().split("\nname:")[0]
     assert str(path.relative_to(ROOT)) in head or "lacuna demo" in head

@@ -44,7 +44,7 @@ def tables(source, tmp_path_factory):
 
 
 def harness_for(source, folder, body):
-    return Harness(source, folder / "store", body, index=source.index.fingerprint)
+    return Harness(source, folder / "store", body)
 
 
 def nl(p, epsilon=1e-5):
@@ -171,7 +171,7 @@ def test_wrong_tables_are_refused(source, tables, tmp_path):
     with pytest.raises(UserError, match="no state store here"):
         build_method({"name": "vlpl", "scores": str(tmp_path / "nowhere")}, task).fields()
     with pytest.raises(UserError, match=r"was imported for the shard index .*data\.train has other"):
-        build_method({"name": "vlpl", "scores": url}, replace(task, index="other")).fields()
+        build_method({"name": "vlpl", "scores": url}, replace(task, data={"shard index": "other"})).fields()
     np.savez(tmp_path / "t.npz", scores=np.zeros((SAMPLES, CLASSES)), classes=np.array(source.index.classes),
              keys=np.array([k for s in range(len(source.index.shards)) for k in source.index.members(s).keys]))
     only = str(tmp_path / "only")

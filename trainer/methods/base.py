@@ -45,7 +45,6 @@ class Task:
     width: int = 0  # D, channels of the backbone's features
     class_names: tuple[str, ...] = ()
     class_ids: tuple[str, ...] = ()  # stable ids (WNIDs, MIDs), where the dataset has them
-    index: str = ""  # fingerprint of the shard index, for what was made outside of the run
     blank: tuple[int, int, int] = (0, 0, 0)  # the colour that the model's normalisation maps to 0
     data: dict[str, str] = field(default_factory=dict)  # fingerprints of the training data's index, labels and subset
 

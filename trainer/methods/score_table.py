@@ -59,9 +59,9 @@ class ImportedScores:
             raise UserError(f"method.scores = {url!r} lacks the tables {lacking}; it has "
                             f"{sorted(store.schema.fields)}. Import all: `lacuna import-scores NAME=TABLE …`.")
         made_for = store.schema.fingerprint.partition("-")[0]
-        if made_for != task.index:
+        if made_for != task.data["shard index"]:
             raise UserError(f"method.scores = {url!r} was imported for the shard index {made_for}, data.train has "
-                            f"{task.index}. Import the tables again for these shards (`lacuna import-scores`).")
+                            f"{task.data['shard index']}. Import the tables for these shards (`lacuna import-scores`).")
         self.entry, self.reader = snapshots[-1], SnapshotReader(store, store.manifest(snapshots[-1].name).refs)
 
     def field(self, name: str) -> Field:

@@ -33,6 +33,7 @@ from trainer.methods.base import (
     negative,
     positive,
 )
+from trainer.methods.cardinality import Cardinalities, matched
 from trainer.methods.cole import expected_positives_penalty
 from trainer.methods.cutoff_state import CUTOFF_STATE, from_tensors, to_tensors
 
@@ -60,6 +61,9 @@ class VerelstSettings(Settings):
     """Phase (from 0) in which EN and consistency begin; before it the loss is AN."""
     score_dtype: str = Setting("uint8", pattern="^(uint8|uint16)$")
     """uint8 is rounded stochastically; uint16 when small probabilities matter."""
+    cardinality: tuple[float, ...] = ()
+    """Ours, for EN and EP: shares of images with 1, 2, 3, … positives. Every image then gets a number of expected
+    positives of its own instead of every class (cardinality.py); empty = as published."""
     top_k: int = Setting(0, ge=0)
     """SCL: heatmaps of the k top-scoring classes of each image (ImageNet: 10); 0 keeps those of all classes."""
 
@@ -74,8 +78,12 @@ class Verelst(Method):
 
     def __init__(self, settings: VerelstSettings, task: Task):
         super().__init__(settings, task)
-        self.s, self.cutoffs = settings, None
-        self.k = 0.0 if self.supervision == "an" else expected_positives(settings.expected_positives, task)
+        self.s, self.cutoffs, self.cardinalities = settings, None, None
+        if any(share < 0 for share in settings.cardinality) or (settings.cardinality and not sum(settings.cardinality)):
+            raise UserError(f"method.cardinality = {list(settings.cardinality)}: give the shares of images with 1, 2, "
+                            "3, … positives, none negative and not all 0.")
+        needs_k = self.supervision != "an" and not settings.cardinality
+        self.k = expected_positives(settings.expected_positives, task) if needs_k else 0.0
         annotated = task.positives.sum() / max(1, task.samples)
         # The paper's K counts per annotated positive; an estimate from fully labelled images counts per image.
         self.ratio = self.k if settings.expected_positives else self.k / max(annotated, 1e-9)
@@ -85,6 +93,7 @@ class Verelst(Method):
             raise UserError(f"method.top_k = {settings.top_k}, but there are {task.classes} classes.")
 
     cutoffs: Cutoffs | None
+    cardinalities: Cardinalities | None
 
     @property
     def needs_maps(self) -> bool:  # type: ignore[override]
@@ -126,13 +135,24 @@ class Verelst(Method):
         # Until one whole epoch of running averages exists, the expected positives are the annotated ones.
         needed = self.supervision in ("en", "ep") and start.phase >= self.s.start_phase and start.overall > 0
         assert start.state is not None
-        self.cutoffs = start.state.cutoffs("score", self.quotas, start.overall) if needed else None
+        self.cutoffs = self.cardinalities = None
+        if needed and self.s.cardinality:
+            self.cardinalities = matched(start.state, "score", self.s.cardinality)
+        elif needed:
+            self.cutoffs = start.state.cutoffs("score", self.quotas, start.overall)
 
     def state(self) -> dict[str, torch.Tensor]:
-        return to_tensors(self.cutoffs)
+        if self.cardinalities is None:
+            return to_tensors(self.cutoffs)
+        return {"cardinalities": torch.from_numpy(self.cardinalities.bounds),
+                "rows": torch.tensor([self.cardinalities.rows])}
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        self.cutoffs = from_tensors(state)
+        self.cutoffs = self.cardinalities = None
+        if "cardinalities" in state:
+            self.cardinalities = Cardinalities(state["cardinalities"].numpy(), int(state["rows"]))
+        else:
+            self.cutoffs = from_tensors(state)
 
     # ---- loss
 
@@ -161,6 +181,9 @@ class Verelst(Method):
             assert step.state is not None
             # A verified negative is outside the ranking.
             expected = is_positive | (step.state.selected("score", self.cutoffs) & ~negative(labels))
+        if kind in ("en", "ep") and self.cardinalities is not None:
+            assert step.state is not None
+            expected = self.cardinalities.expected(step.state, "score", labels)
         taken = expected if kind == "ep" else is_positive
         entries = torch.where(taken, as_positive, torch.where(expected, 0.0, as_negative))
         return LossTerms(entries.mean(1))

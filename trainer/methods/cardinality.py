@@ -1,0 +1,64 @@
+"""EN with a number of positives for every image: cardinality-constrained selection, our own.
+
+What we know of "Single-Positive Multi-Label Learning with Label Cardinality" (Gharib et al., TMLR 2025) is that numbers
+of positives are matched to images by sorting; its losses are not at hand, so this is not that method. Here, at an
+epoch's start, the images are sorted by their predicted number of positives (the sum of their running scores), and the
+numbers 1, 2, 3, … are dealt out in that order, as many of each as the given shares say. Of an image with k_n positives
+the k_n − (annotated ones) highest running scores among its unknown entries are expected positives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from state_store.passes import map_shards
+from trainer.methods.base import positive, unknown
+from trainer.metrics_exchange import Peers
+from trainer.sample_state import SampleState, StateRows
+
+
+@dataclass(frozen=True)
+class Cardinalities:
+    """k_n = 1 + how many bounds lie below (predicted count, sample number), compared in that order."""
+
+    bounds: np.ndarray  # int64 [K − 1, 2], ascending; counts in units of the stored scores
+    rows: int  # rows of the longest shard: sample number = shard · rows + row
+
+    def of(self, counts: np.ndarray, samples: np.ndarray) -> np.ndarray:
+        """int64 [B]."""
+        below = (self.bounds[:, 0] < counts[:, None]) | ((self.bounds[:, 0] == counts[:, None])
+                                                         & (self.bounds[:, 1] < samples[:, None]))
+        return 1 + below.sum(1)
+
+    def expected(self, rows: StateRows, field: str, labels: torch.Tensor) -> torch.Tensor:
+        """bool [B, L]: annotated positives and the best of the unknown entries, k_n together."""
+        codes, scores = rows.codes(field).astype(np.int64), rows.read(field)
+        k = torch.from_numpy(self.of(codes.sum(1), rows.samples(self.rows))).to(scores.device)
+        ranked = torch.where(unknown(labels), scores, -1.0).sort(dim=1, descending=True, stable=True).indices
+        room = k - positive(labels).sum(1)
+        place = torch.arange(scores.shape[1], device=scores.device).expand_as(ranked)
+        best = torch.zeros_like(labels, dtype=torch.bool).scatter(1, ranked, place < room[:, None])
+        return positive(labels) | (best & unknown(labels))
+
+
+def matched(state: SampleState, field: str, shares: tuple[float, ...]) -> Cardinalities:
+    """Deal the numbers of positives out; 16 bytes a sample are held on every rank meanwhile."""
+    session, source, world = state.session, state.source, state.world
+    longest = session.schema.max_rows
+
+    def sums(shard: int, rows: dict[str, np.ndarray]) -> np.ndarray:
+        counts = rows[field].astype(np.int64).sum(1)
+        numbers = shard * longest + np.arange(len(counts))
+        used = slice(None) if source.subset is None else source.subset.mask(shard)
+        return np.stack([counts[used], numbers[used]], 1)
+
+    parts = list(map_shards(session, [field], sums, range(world.rank, session.schema.shards, world.size)))
+    mine = np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
+    every = np.concatenate(Peers(world.control if world.size > 1 else None).gather(mine)).reshape(-1, 2)
+    every = every[np.lexsort((every[:, 1], every[:, 0]))]
+    ends = np.rint(np.cumsum(shares)[:-1] / np.sum(shares) * len(every)).astype(np.int64)
+    lowest = np.full((1, 2), -1)  # below every sample: nobody has the number before it
+    return Cardinalities(np.concatenate([lowest, every])[ends], longest)
