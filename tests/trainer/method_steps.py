@@ -73,13 +73,15 @@ def images(count: int, seed: int) -> torch.Tensor:
 
 
 def take_step(method: Method, outputs: Outputs, labels: np.ndarray, rows: Rows | None = None, forward=None,
-              **where) -> LossTerms:
-    """`where`: epoch, epochs, phase."""
+              views: tuple[torch.Tensor, torch.Tensor] | None = None, **where) -> LossTerms:
+    """`where`: epoch, epochs, phase, and for one of several ranks world and samples."""
     rows = rows or Rows(method, labels)
     alone = step_of(max(1, len(labels)), where.get("epoch", 0), where.get("epochs", 10))
-    step = Step(alone.world, alone.samples, alone.epoch, alone.epochs, where.get("phase", 0), 0, rows.state, forward)
-    batch = batch_of(labels, strong=images(len(labels), 8))
-    batch.inputs = images(len(labels), 7)
+    step = Step(where.get("world", alone.world), where.get("samples", alone.samples), alone.epoch, alone.epochs,
+                where.get("phase", 0), 0, rows.state, forward)
+    weak, strong = views or (images(len(labels), 7), images(len(labels), 8))
+    batch = batch_of(labels, strong=strong)
+    batch.inputs = weak
     terms = method.loss(outputs, batch, step)
     assert terms.per_sample.shape == (len(labels),)
     if rows.state is not None:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from loss_checks import random_case
+from method_steps import Model, Rows, images, method_of, take_step
 from oracles import batch_of, step_of, task_of
 
 from data_pipelines.labels import UNKNOWN
@@ -28,6 +29,12 @@ METHODS = [
     {"name": "asl"}, {"name": "hill"}, {"name": "splc"}, {"name": "em"}, {"name": "gr"},
     {"name": "ne"}, {"name": "wne"}, {"name": "fe"}, {"name": "ls", "temperature": 3.0},
 ]
+# With a model, views, rows and a memory of their own; two steps, so that what the first one kept matters.
+REMEMBERING = {
+    "crisp": {}, "ll_cp": {"delta_percent": 5.0}, "ignore": {"first_epoch": 0, "momentum": 0.5}, "scpnet": {},
+    "lac": {"contrast_phase": 0, "contrast_threshold": 0.6, "queue": 17},
+    "gpr": {"threshold": 0.2, "regularizer": 0.5}, "mime": {},
+}
 SPLITS = {2: [(5, 7), (0, 12), (11, 1)], 3: [(3, 5, 4), (0, 12, 0), (1, 0, 11)]}
 
 
@@ -47,6 +54,32 @@ def rank_loss(body, a, z, rows, step):
     return (share + coupled / step.world.size).item(), logits.grad.numpy() / step.world.size
 
 
+def remembered(name, z, rows, **where):
+    """(this rank's parts of both losses, its part of the parameters' gradients, what the method keeps)."""
+    method, model = method_of(name, z, **REMEMBERING[name]), Model(z.shape[1])
+    if name == "crisp":
+        method.priors = torch.linspace(0.1, 0.5, z.shape[1])
+    if name == "lac":
+        torch.manual_seed(2)
+        method.projector.double().apply(lambda m: m.reset_parameters() if hasattr(m, "reset_parameters") else None)
+    table = np.random.default_rng(4).dirichlet(np.full(z.shape[1], 0.3), len(z)).astype(np.float16)
+    kept = Rows(method, z[rows], {"scores": table[rows] if len(rows) else table[:1]})
+    views = tuple(images(len(z), seed)[rows] for seed in (7, 8))
+    size, parts = where["world"].size if where else 1, []
+    for epoch in (1, 2):
+        terms = take_step(method, model(views[0]), z[rows], kept, model, views, epoch=epoch,
+                          **({"samples": len(z), **where}))
+        share = terms.per_sample.sum() / len(z)
+        coupled = torch.zeros(()) if terms.coupled is None else terms.coupled
+        (size * share + coupled).backward()
+        parts.append((share + coupled / size).item())
+        with torch.no_grad():
+            model.head.bias += 0.3
+    trained = [*model.parameters(), *(method.module().parameters() if method.module() else ())]
+    gradients = torch.cat([p.grad.flatten() for p in trained]).numpy() / size
+    return np.array(parts), gradients, {f"state_{k}": v.numpy() for k, v in method.state().items()}
+
+
 def work(rank, folder):
     """A world of three, and then its first two ranks as a world of two: starting processes is what takes time."""
     torch.set_num_threads(1)
@@ -64,6 +97,9 @@ def work_among(size, rank, folder):
         for m, body in enumerate(METHODS):
             part, gradient = rank_loss(body, a, z, rows, Step(world, len(a), EPOCH, EPOCHS))
             np.savez(f"{folder}/{size}-{s}-{m}-{rank}.npz", part=part, gradient=gradient)
+        for name in REMEMBERING:
+            parts, gradients, state = remembered(name, z, rows, world=world)
+            np.savez(f"{folder}/{size}-{s}-{name}-{rank}.npz", parts=parts, gradients=gradients, **state)
         values = torch.tensor(a[rows])
         for k in (1, 7, 60, 120):
             assert global_cutoff(values, k, world) == torch.tensor(a).flatten().sort(descending=True).values[k - 1]
@@ -96,3 +132,18 @@ def test_ranks_equal_one_process(size, folder):
                                        atol=1e-7, err_msg=f"{body}, {SPLITS[size][s]}")
             if body.get("budget") != "batch":
                 np.testing.assert_allclose(together, gradient, rtol=2e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_ranks_remember_as_one_process(name, folder):
+    _, z = case()
+    losses, gradients, state = remembered(name, z, np.arange(len(z)))
+    assert np.abs(gradients).max() > 1e-6
+    for size, splits in SPLITS.items():
+        for s in range(len(splits)):
+            parts = [np.load(folder / f"{size}-{s}-{name}-{rank}.npz") for rank in range(size)]
+            np.testing.assert_allclose(sum(p["parts"] for p in parts), losses, rtol=1e-6)
+            np.testing.assert_allclose(sum(p["gradients"] for p in parts), gradients, rtol=1e-5, atol=1e-8)
+            for key, value in state.items():
+                for part in parts:
+                    np.testing.assert_allclose(part[key], value, rtol=1e-5, atol=1e-7, err_msg=f"{key} {splits[s]}")
