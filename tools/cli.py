@@ -18,6 +18,7 @@ COMMANDS = {
     "eval": ("tools.eval", "evaluate a checkpoint on shards with Ray, or a file of any model's predictions"),
     "prior": ("tools.prior", "class priors of a dataset under a trained model, for CSL's selective loss"),
     "csl": ("tools.csl", "CSL's two stages in one command: train Ignore, estimate the class prior, train Selective"),
+    "neighbors": ("tools.neighbors", "nearest neighbours and class distances, for Soft Exposure"),
     "inspect": ("tools.inspect_state", "look into the per-sample state: schema, sizes, histograms, one sample's row"),
     "state": ("tools.state", "list, verify, export, reshard and migrate the per-sample state of a run"),
     "report": ("tools.report", "one HTML file about runs: curves, classes, beliefs about labels, heatmaps"),

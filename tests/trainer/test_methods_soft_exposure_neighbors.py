@@ -21,7 +21,8 @@ from trainer.sample_state import StateRows
 K, CLASSES, SAMPLES = 4, 12, 30
 READINGS = [{}, {"beta": 2.0, "gamma": 0.3}, {"invert": True}, {"normalize": "separate"}, {"nearest": "median"},
             {"nearest": "median", "normalize": "separate", "invert": True, "gamma": 0.1},
-            {"positive_weight": 3.0}, {"beta": 100.0}]
+            {"positive_weight": 3.0}, {"beta": 100.0}, {"side": "negative"},
+            {"side": "negative", "normalize": "separate"}]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,8 @@ def picked(values, how):
     return float(np.median(values[:5])) if how == "median" else values[0]
 
 
-def temperatures(name, made, n, beta=5.0, gamma=0.0, invert=False, normalize="joint", nearest="min"):
+def temperatures(name, made, n, beta=5.0, gamma=0.0, invert=False, normalize="joint", nearest="min",
+                 side="nearer"):
     """{class: T} of the unknown classes of sample n that are not ignored."""
     _, _, labels, neighbors, distances, between = made
     found = {}
@@ -89,12 +91,12 @@ def temperatures(name, made, n, beta=5.0, gamma=0.0, invert=False, normalize="jo
         if labels[n, u] != UNKNOWN:
             continue
         by_label, by_image = [], []
-        for side in (POSITIVE, NEGATIVE):
-            by_label.append(picked([float(between[u, c]) for c in range(CLASSES) if labels[n, c] == side], nearest))
+        for label in (POSITIVE, NEGATIVE):
+            by_label.append(picked([float(between[u, c]) for c in range(CLASSES) if labels[n, c] == label], nearest))
             by_image.append(picked([float(distances[n, j]) for j in range(K)
-                                    if neighbors[n, j] >= 0 and labels[neighbors[n, j], u] == side], nearest))
+                                    if neighbors[n, j] >= 0 and labels[neighbors[n, j], u] == label], nearest))
         if name == "se_l":
-            if None not in by_label:
+            if None not in by_label or (side == "negative" and by_label[0] is not None):
                 found[u] = tuple(by_label)
         elif name == "se_i":
             if by_image != [None, None]:
@@ -102,7 +104,9 @@ def temperatures(name, made, n, beta=5.0, gamma=0.0, invert=False, normalize="jo
         else:
             found[u] = tuple(min(math.inf if a is None else a, 1.0 if b is None else b)
                              for a, b in zip(by_label, by_image, strict=True))
-    tops = [max((d[side] for d in found.values()), default=1) or 1 for side in (0, 1)]
+    if side == "negative":
+        found = {u: (plus, plus) for u, (plus, _) in found.items()}
+    tops = [max((d[i] for d in found.values()), default=1) or 1 for i in (0, 1)]
     if normalize == "joint":
         tops = [max(tops)] * 2 if found else tops
     out = {}

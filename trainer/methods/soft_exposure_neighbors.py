@@ -46,6 +46,9 @@ class SoftExposureSettings(ExposureSettings):
     """|T| = exp(β·d) instead of exp(β(1 − d)): near labels are the hard ones, as the paper's text has it."""
     normalize: Literal["joint", "separate"] = "joint"
     """Divide an image's distances by the largest of d⁺ and d⁻ together, or those of each side by their own largest."""
+    side: Literal["nearer", "negative"] = "nearer"
+    """nearer: the label is that of the nearer side (the paper). negative: every soft label is a negative, softer if it
+    is near a positive; with one or two annotations an image, the nearer side is hardly better than a coin."""
     nearest: Literal["min", "median"] = "min"
     """Of several annotated classes or neighbours: the smallest distance, or the median of the five smallest (found 0.7
     points better by the authors, between labels)."""
@@ -111,7 +114,7 @@ class SoftExposure(NoExposure):
         plus, minus = known.distances(rows)
         if near is None:
             # Undefined distances are infinite; any finite number in their place, because 0 · inf is NaN.
-            said = torch.maximum(plus, minus) < _UNDEFINED
+            said = (plus if self.settings.side == "negative" else torch.maximum(plus, minus)) < _UNDEFINED
             return sharpness(plus.clamp_(max=_UNDEFINED), minus.clamp_(max=_UNDEFINED),
                              unknowns.mul_(numbers(said, unknowns)), self.settings)
         ids, _, near_plus, near_minus = near.rows(rows)
@@ -122,7 +125,8 @@ class SoftExposure(NoExposure):
 
 
 class SoftExposureByLabels(SoftExposure):
-    """SE-L: label distances only. An image without annotated positives, or without negatives, has no soft labels."""
+    """SE-L: label distances only. An image without annotated positives, or without negatives, has no soft labels
+    (with side: negative, it needs positives only)."""
 
     by_image = False
 
@@ -136,6 +140,8 @@ class SoftExposureByImages(SoftExposure):
 def sharpness(plus: torch.Tensor, minus: torch.Tensor, eligible: torch.Tensor,
               settings: SoftExposureSettings) -> torch.Tensor:
     """1/T from d⁺ and d⁻ (which are overwritten) of the entries that are eligible (1, else 0); 0 for the others."""
+    if settings.side == "negative":
+        minus = plus.clone()  # equal distances are negatives
     plus.mul_(eligible)
     minus.mul_(eligible)
     tops = [side.amax(1, keepdim=True) for side in (plus, minus)]
