@@ -18,11 +18,15 @@ from data_pipelines.plan import EpochPlan
 from data_pipelines.source import ShardSource
 from data_pipelines.stream import EpochStream
 from tools.bench.quality_trials import Annotation, Trial
+from tools.neighbors.making import Wishes, make_neighbors
+from tools.passes.pool import PoolSettings, open_pool
 from trainer import loop
 from trainer import world as worlds
 from trainer.assemble import build_run
 from trainer.config import Config, parse_config
 from trainer.evaluate import EVAL_BATCH, eval_maker
+from trainer.methods import METHODS
+from trainer.neighbors import FACTS_NAME
 from trainer.priors import write_prior
 from trainer.run_log import log
 
@@ -67,6 +71,8 @@ class Trials:
         body = dict(trial["method"])
         if method in annotation.after:
             body["prior"] = self.prior_path(annotation.labels, annotation.after[method], seed)
+        if METHODS[body["name"]].needs_neighbors:
+            body["neighbors"] = self.neighbors(labels)
         config = self._config(name, seed, trial["lr"], body, labels)
         run = build_run(config, self.world, self.watchdog)
         log.setLevel("WARNING")
@@ -95,6 +101,14 @@ class Trials:
             "phases": [{"name": "linear", "epochs": self.epochs, "batch": BATCH, "lr": lr}],
             "train": {"log_every": 500, "keep": 1},
         }, "bench quality")
+
+    def neighbors(self, labels: str) -> str:
+        """Neighbours of the training images, made when they are first needed."""
+        url = os.path.abspath(os.path.join(self.out, "neighbors", labels))
+        if not os.path.exists(os.path.join(url, FACTS_NAME)):
+            with open_pool(PoolSettings()) as pool:
+                make_neighbors(pool, self.source(labels), None, url, Wishes())
+        return url
 
     def prior_path(self, labels: str, method: str, seed: int) -> str:
         return os.path.join(self.out, "priors", f"{labels}-{method}-{self.epochs}-{seed}.json")

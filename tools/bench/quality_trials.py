@@ -89,6 +89,7 @@ ANNOTATIONS = {
         "wne": _trials("wne"),
         "fe": _trials("fe"),
         "ls": _trials("ls", {"temperature": 5.0}, {"temperature": 20.0}),
+        **{name: _trials(name, {"side": "nearer"}, {"side": "negative"}) for name in ("se_i", "se_l", "se")},
     }, "ne"),
 }
 
