@@ -22,6 +22,7 @@ COMMANDS = {
     "inspect": ("tools.inspect_state", "look into the per-sample state: schema, sizes, histograms, one sample's row"),
     "state": ("tools.state", "list, verify, export, reshard and migrate the per-sample state of a run"),
     "report": ("tools.report", "one HTML file about runs: curves, classes, beliefs about labels, heatmaps"),
+    "explore": ("tools.explore", "a local web app: browse images by belief, accept or reject suggested labels"),
     "heatmaps": ("tools.heatmaps", "draw the running heatmaps of training images"),
     "export": ("tools.export", "make a model folder from a checkpoint: safetensors, labels.json, ONNX"),
     "predict": ("tools.predict", "what an exported model says about images, with a picture of heatmaps"),
@@ -68,7 +69,9 @@ def _overview() -> str:
     lines = ["lacuna: train multi-label image classifiers when most labels are missing", ""]
     lines += [f"  lacuna {name:<13} {text}" for name, (_, text) in COMMANDS.items()]
     lines += ["", "Training itself: deepspeed trainer/run.py --config configs/….yaml [section.key=value …]",
-              "Help for one command: lacuna COMMAND --help"]
+              "Help for one command, with examples: lacuna COMMAND --help",
+              "Exit codes: 0 done, 1 done but something is wrong with what was looked at, 2 a mistake in the command, "
+              "130 interrupted"]
     return "\n".join(lines)
 
 

@@ -29,6 +29,7 @@ SPLITS = {"train": 4000, "val": 500, "test": 1000}
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="demo", help="folder for the data and the runs (default: demo)")
     parser.add_argument("--ranks", type=int, default=2, help="DeepSpeed ranks (default 2)")
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON object in the last line")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -49,6 +50,8 @@ def run(args: argparse.Namespace) -> None:
         print(f"{title:<36} {val:8.2f} {test:9.2f}")
     draw_sheet(out)
     print(f"\nRun folders: {os.path.join(out, 'runs')} (config.yaml, metrics.jsonl, TensorBoard, checkpoints)")
+    if args.json:
+        print(json.dumps([{"run": title, "val_map": val, "test_map": test} for title, val, test in rows]))
 
 
 def draw_sheet(out: str) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 
 import numpy as np
@@ -28,16 +29,17 @@ _TEXT = 14
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="run folder of a method with score maps (en_scl, …)")
     parser.add_argument("--out", default="heatmaps.png", help="PNG to write (default: heatmaps.png)")
-    parser.add_argument("--shard", type=int, default=0)
+    parser.add_argument("--shard", type=int, default=0, help="number of the shard (default: 0)")
     parser.add_argument("--rows", type=int, nargs="+", default=list(range(8)), help="rows of the shard (default: 0-7)")
     parser.add_argument("--classes", type=int, default=4, help="strongest classes shown per image (default 4)")
     parser.add_argument("--snapshot", help="name of a snapshot (default: the last checkpoint's)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the path")
 
 
 def run(args: argparse.Namespace) -> None:
     config = load_config(os.path.join(args.run, "config.yaml"), [])
     draw_heatmaps(config, args.run, args.out, args.shard, args.rows, args.classes, args.snapshot)
-    print(args.out)
+    print(json.dumps({"out": args.out, "shard": args.shard, "rows": args.rows}) if args.json else args.out)
 
 
 def draw_heatmaps(config: Config, folder: str, out: str, shard: int, rows: list[int], classes: int,

@@ -3,7 +3,7 @@
   lacuna state verify URL                             read and check every chunk; exit code 1 if anything is damaged
   lacuna state export URL --to OUT --format zarr      plain Zarr for any reader (or: references, parquet, npz)
   lacuna state import URL --from OUT --index DIR      rows of exported files back into a new snapshot, by sample key
-  lacuna state reshard URL --index OLD --new-index NEW --to OUT    the dataset was sharded anew: move state by key
+  lacuna state reshard URL --index OLD --new-index NEW --to OUT --labels NAME    sharded anew: move state by key
   lacuna state migrate URL --to OUT --set ema.dtype=uint16 --drop phi    the same state with other fields
 `lacuna inspect` shows what is in a store. All take the newest snapshot unless --snapshot names one. `import` and
 `snapshots --delete` take over the store: a training run that is still going can no longer commit to it.
@@ -15,10 +15,12 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 import state_store
 from data_pipelines.errors import UserError
 from data_pipelines.index import ShardIndex
+from data_pipelines.source import ShardSource
 from state_store.export import FORMATS, export_references, export_rows, export_zarr, import_rows
 from state_store.fields import Field
 from state_store.reshard import migrate, reshard
@@ -33,6 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         sub = commands.add_parser(name, help=text, description=text)
         sub.add_argument("url", help="the state store: a folder or any fsspec URL")
         sub.add_argument("--snapshot", help="default: the newest")
+        sub.add_argument("--json", action="store_true", help="print one JSON object instead of text")
         sub.set_defaults(call=action)
         return sub
 
@@ -40,23 +43,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--delete", metavar="NAME", help="delete this one and what only it uses")
     add("verify", "read and check every chunk of every snapshot", _verify)
     out = add("export", "write a snapshot for other programs", _export)
-    out.add_argument("--to", required=True, metavar="OUT")
-    out.add_argument("--format", choices=["zarr", "references", *FORMATS], default="zarr")
+    out.add_argument("--to", required=True, metavar="OUT", help="new folder or URL (references: a .json file)")
+    out.add_argument("--format", choices=["zarr", "references", *FORMATS], default="zarr", help="default: zarr")
     out.add_argument("--index", metavar="DIR", help="dataset folder with index.json: sample keys for parquet and npz")
     out.add_argument("--fields", nargs="+", help="only these (parquet and npz)")
     back = add("import", "read exported parquet or npz files into a new snapshot", _import)
-    back.add_argument("--from", required=True, dest="source", metavar="OUT")
-    back.add_argument("--index", required=True, metavar="DIR")
+    back.add_argument("--from", required=True, dest="source", metavar="OUT", help="folder with the exported files")
+    back.add_argument("--index", required=True, metavar="DIR", help="dataset folder with index.json")
     back.add_argument("--name", required=True, help="of the new snapshot")
     other = add("reshard", "move state by sample key to a dataset that was sharded anew", _reshard)
-    other.add_argument("--index", required=True, metavar="OLD")
-    other.add_argument("--new-index", required=True, metavar="NEW")
-    other.add_argument("--to", required=True, metavar="OUT")
+    other.add_argument("--index", required=True, metavar="OLD", help="dataset folder that the state belongs to")
+    other.add_argument("--new-index", required=True, metavar="NEW", help="dataset folder with the new shards")
+    other.add_argument("--to", required=True, metavar="OUT", help="new store")
+    other.add_argument("--labels", metavar="NAME", help="sidecar of NEW that training will use")
+    other.add_argument("--subset", metavar="NAME", help="subset of NEW that training will use (default: all rows)")
     other.add_argument("--ram-gb", type=float, default=1.0, help="more RAM means fewer passes over the old store")
     new = add("migrate", "the same state with other fields, in a new store at this program's schema version", _migrate)
-    new.add_argument("--to", required=True, metavar="OUT")
+    new.add_argument("--to", required=True, metavar="OUT", help="new store")
     new.add_argument("--set", nargs="+", default=[], metavar="FIELD.KEY=VALUE", help="dtype, range, stochastic, …")
-    new.add_argument("--drop", nargs="+", default=[], metavar="FIELD")
+    new.add_argument("--drop", nargs="+", default=[], metavar="FIELD", help="fields to leave behind")
 
 
 def run(args: argparse.Namespace) -> int | None:
@@ -95,14 +100,19 @@ def _snapshots(args: argparse.Namespace) -> None:
     if args.delete:
         store.entry(args.delete)
         store.delete_snapshot(args.delete, store.begin_attempt())
-    for entry in store.snapshots():
-        made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.created))
-        print(f"{entry.name:<30} {made}  attempt {entry.attempt}  {json.dumps(entry.meta)}")
+    entries = store.snapshots()
+    lines = [f"{e.name:<30} {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(e.created))}  attempt {e.attempt}  "
+             f"{json.dumps(e.meta)}" for e in entries]
+    facts = [{"name": e.name, "created": e.created, "attempt": e.attempt, "meta": e.meta} for e in entries]
+    _tell(args, {"snapshots": facts}, "\n".join(lines))
 
 
 def _verify(args: argparse.Namespace) -> int:
     store = state_store.open(args.url)
     report = verify(store, [args.snapshot] if args.snapshot else None)
+    if args.json:
+        print(json.dumps({"ok": not report.problems, **asdict(report)}))
+        return 1 if report.problems else 0
     for problem in report.problems:
         print(f"{problem.kind.upper()}: {problem.text} Needed by: {', '.join(problem.snapshots) or 'all'}.")
     for kind, names in (("orphan (the next launch removes it)", report.orphans), ("foreign file", report.foreign)):
@@ -122,17 +132,19 @@ def _export(args: argparse.Namespace) -> None:
         if not args.index:
             raise UserError(f"--format {args.format} names rows by sample key: pass --index DATASET_FOLDER.")
         count = export_rows(reader, _keys(ShardIndex.load(args.index), store), args.to, args.format, args.fields)
-        print(f"{args.to}: {count} rows of snapshot {name}")
+        what = "rows"
     else:
         count = (export_zarr if args.format == "zarr" else export_references)(reader, args.to)
-        print(f"{args.to}: {count} {'chunks' if args.format == 'zarr' else 'references'} of snapshot {name}")
+        what = "chunks" if args.format == "zarr" else "references"
+    _tell(args, {"to": args.to, "snapshot": name, what: count}, f"{args.to}: {count} {what} of snapshot {name}")
 
 
 def _import(args: argparse.Namespace) -> None:
     store = state_store.open(args.url)
     base = _open(args)[1] if args.snapshot or store.snapshots() else None
     moved, unplaced = import_rows(store, base, args.source, _keys(ShardIndex.load(args.index), store), args.name)
-    print(f"{args.url}: snapshot {args.name} with {moved} rows imported; {unplaced} rows have no place in it")
+    _tell(args, {"snapshot": args.name, "imported": moved, "without_place": unplaced},
+          f"{args.url}: snapshot {args.name} with {moved} rows imported; {unplaced} rows have no place in it")
 
 
 def _reshard(args: argparse.Namespace) -> None:
@@ -140,10 +152,23 @@ def _reshard(args: argparse.Namespace) -> None:
     old, new = ShardIndex.load(args.index), ShardIndex.load(args.new_index)
     if old.classes != new.classes:
         raise UserError(f"{args.new_index}: another class list than {args.index}. State is per class: keep the list.")
-    _, moved, dropped = reshard(store, name, _keys(old, store), args.to, new.rows, new.fingerprint,
+    _, moved, dropped = reshard(store, name, _keys(old, store), args.to, new.rows, _fingerprint(store, new, args),
                                 lambda shard: new.members(shard).keys, int(args.ram_gb * 2**30))
-    print(f"{args.to}: {moved} samples moved, {dropped} are not in {args.new_index}, "
+    _tell(args, {"to": args.to, "moved": moved, "dropped": dropped, "initial": new.samples - moved},
+          f"{args.to}: {moved} samples moved, {dropped} are not in {args.new_index}, "
           f"{new.samples - moved} start from initial values")
+
+
+def _fingerprint(store: StateStore, new: ShardIndex, args: argparse.Namespace) -> str:
+    """What training on the new shards will ask the moved store for."""
+    if "-" not in store.schema.fingerprint:
+        return new.fingerprint  # not made by training: it names the shards alone
+    if not args.labels:
+        raise UserError(f"--labels is needed: {store.url} belongs to a training run, whose state names the label "
+                        f"sidecar. Give the one of {new.url} to train with, and --subset if there will be one.")
+    from trainer.sample_state import SampleState  # imports torch, which the other actions do not need
+
+    return SampleState.fingerprint(ShardSource.load(new.url, args.labels, args.subset))
 
 
 def _migrate(args: argparse.Namespace) -> None:
@@ -163,4 +188,12 @@ def _migrate(args: argparse.Namespace) -> None:
         except ValueError:
             wanted[field][key] = value
     _, done = migrate(store, name, args.to, [Field.from_json(body) for body in wanted.values()])
-    print("\n".join([f"{args.to}: snapshot {name}", *("  " + line for line in done)]))
+    _tell(args, {"to": args.to, "snapshot": name, "changes": list(done)},
+          "\n".join([f"{args.to}: snapshot {name}", *("  " + line for line in done)]))
+
+
+def _tell(args: argparse.Namespace, facts: dict, text: str) -> None:
+    if args.json:
+        print(json.dumps(facts, ensure_ascii=False))
+    elif text:
+        print(text)

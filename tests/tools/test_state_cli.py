@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ import state_store
 from data_pipelines.index import ShardIndex
 from data_pipelines.packing import Layout, pack
 from data_pipelines.readers import digits
+from data_pipelines.source import ShardSource
 from state_store import Constant, Field
 from tools.cli import main
+from trainer.sample_state import SampleState
 
 FIELDS = [Field("ema", (10,), "uint8", Constant(0.2), range=(0, 1), histogram=True), Field("visits", (), "int32")]
 
@@ -44,10 +47,14 @@ def test_listing_and_checking(trained, capsys):
     url, _ = trained
     assert main(["state", "snapshots", url]) == 0
     assert "end" in capsys.readouterr().out
+    assert main(["state", "snapshots", url, "--json"]) == 0
+    assert [e["name"] for e in json.loads(capsys.readouterr().out)["snapshots"]] == ["end"]
     assert main(["state", "verify", url]) == 0
     assert "no problems" in capsys.readouterr().out
     chunk = sorted(Path(url, "chunks", "ema").iterdir())[3]
     chunk.write_bytes(chunk.read_bytes()[:-1])
+    assert main(["state", "verify", url, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["problems"][0]["kind"] == "truncated"
     assert main(["state", "verify", url]) == 1
     out = capsys.readouterr().out
     assert "TRUNCATED" in out
@@ -91,6 +98,27 @@ def test_reshard_follows_the_keys(trained, tmp_path, digit_shards, capsys):
         np.testing.assert_array_equal(store.reader("end").read_shard("visits", shard), expected)
     assert main([*command[:4], new.url, *command[5:-1], str(tmp_path / "third")]) == 2
     assert "trained on" in capsys.readouterr().err
+
+
+def test_reshard_of_a_training_run(digit_shards, tmp_path, capsys):
+    """State made in training names its label sidecar: the moved store is the one that training will ask for."""
+    source = ShardSource.load(str(digit_shards / "train"), "labels", None)
+    index = source.index
+    store = state_store.create(str(tmp_path / "state"), index.rows, SampleState.fingerprint(source), FIELDS)
+    with store.session(store.begin_attempt(), budget=10**7) as session:
+        session.lease(0)
+        session.release(0)
+        session.finish()
+        session.snapshot("end")
+    pack(digits.read(410, "train"), str(tmp_path / "new"), Layout(streams=1, rows_per_shard=50, seed=9), workers=1)
+    command = ["state", "reshard", store.url, "--index", index.url, "--new-index", str(tmp_path / "new"),
+               "--to", str(tmp_path / "moved"), "--json"]
+    assert main(command) == 2
+    assert "--labels is needed" in capsys.readouterr().err
+    assert main([*command, "--labels", "labels"]) == 0
+    assert json.loads(capsys.readouterr().out)["dropped"] == 0
+    new = ShardSource.load(str(tmp_path / "new"), "labels", None)
+    state_store.open(str(tmp_path / "moved"), new.index.rows, SampleState.fingerprint(new), FIELDS)
 
 
 def test_migrate_changes_fields(trained, tmp_path, capsys):

@@ -1,0 +1,91 @@
+"""A small web app on this machine over a run's data and state: look at images, accept or reject suggested labels.
+
+  lacuna explore runs/my-run                    open http://127.0.0.1:8753 in a browser
+  lacuna explore runs/my-run --port 0           any free port
+  lacuna explore runs/my-run --labels suggested another sidecar of the same training set
+Views: the most likely missing labels, annotated labels that the model disagrees with, and the samples of a class. Keys:
+a accept, r reject, u undo, j and k next and previous, h heatmap. Decisions are kept in RUN/explore/decisions.jsonl; the
+app exports them as CSV or Parquet (RUN/explore/), or as a sidecar to train with (data.train.labels=NAME).
+Beliefs come from the newest snapshot of the state; for methods that remember no scores, from one pass of the best
+checkpoint on Ray. Indexes are built once a snapshot, by one pass over the shards. Ctrl-C ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+from data_pipelines.errors import UserError
+from data_pipelines.source import ShardSource
+from tools.explore.columns import Beliefs, Columns, build
+from tools.explore.decisions import Decisions
+from tools.explore.desk import Desk
+from tools.explore.server import HOST, make_server
+from tools.heatmaps import keeps_heatmaps
+from tools.passes.parts import fingerprint_of
+from tools.passes.pool import add_pool_arguments, open_pool, pool_settings
+from tools.passes.scoring import ScoreJob, shard_rows
+from tools.passes.trained import open_trained
+from tools.report.beliefs import belief_field, state_view
+from tools.report.run_folder import RunFolder
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="run folder")
+    parser.add_argument("--port", type=int, default=8753, help="default 8753; 0 takes a free one")
+    parser.add_argument("--labels", metavar="NAME", help="sidecar of the training set (default: the run's)")
+    parser.add_argument("--index-only", action="store_true", help="build the indexes and end")
+    parser.add_argument("--json", action="store_true", help="print the address and facts as one JSON object")
+    add_pool_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    desk = open_desk(args.run, args.labels, args)
+    if args.index_only:
+        print(json.dumps(desk.columns.facts) if args.json else f"{desk.columns.folder}: indexes are ready")
+        return
+    with make_server(desk, args.port) as server:
+        address = f"http://{HOST}:{server.server_address[1]}"
+        facts = {"address": address, **desk.columns.facts}
+        print(json.dumps(facts) if args.json else f"{address}  (Ctrl-C ends)", flush=True)
+        server.serve_forever()
+
+
+def open_desk(path: str, labels: str | None, args: argparse.Namespace) -> Desk:
+    folder = RunFolder.open(path)
+    split = folder.config.data.train
+    source = ShardSource.load(split.url, labels or split.labels, split.subset, folder.config.data.scratch)
+    home = os.path.join(folder.path, "explore")
+    os.makedirs(home, exist_ok=True)
+    origin, beliefs = _beliefs(folder, source, home, args)
+    facts = {"origin": origin, "index": source.index.fingerprint, "labels": source.sidecar.fingerprint,
+             "samples": int(source.rows.sum())}
+    place = os.path.join(home, "columns-" + fingerprint_of(**facts))
+    columns = Columns.open(place) or build(place, source, beliefs, facts)
+    store = folder.store
+    heat = None
+    if store is not None and keeps_heatmaps(store) and store.snapshots():
+        heat = store.reader(store.snapshots()[-1].name)
+    decisions = Decisions(os.path.join(home, f"decisions-{source.sidecar.name}.jsonl"), source.sidecar)
+    return Desk(folder.name, source, columns, beliefs, heat, decisions)
+
+
+def _beliefs(folder: RunFolder, source: ShardSource, home: str, args: argparse.Namespace) -> tuple[str, Beliefs]:
+    """(what they are, a shard's beliefs): what the state remembers, else the scores of a pass that is kept."""
+    store, field = folder.store, belief_field(folder.store)
+    if store is not None and field is not None and store.snapshots():
+        newest = store.snapshots()[-1].name
+        return f"state field {field} of snapshot {newest}", state_view(store, newest, field, source).shard
+    trained = open_trained(folder.path)
+    rows = shard_rows(source)
+    if not rows:
+        raise UserError(f"{source.index.url}: no sample takes part.")
+    with open_pool(pool_settings(args)) as pool:
+        parts = pool.run(ScoreJob(trained, source), rows, args.parts or os.path.join(home, "scores"), "scoring")
+
+    def shard(number: int):
+        part = parts.read(number)
+        return part["scores"], part["rows"]
+
+    return f"scores of {os.path.basename(trained.checkpoint)}", shard

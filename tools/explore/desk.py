@@ -1,0 +1,135 @@
+"""What the web app asks for: pages of entries, one sample with its labels and beliefs, pictures and heatmaps."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from data_pipelines.decode import DecodeError, decode_image
+from data_pipelines.errors import UserError
+from data_pipelines.source import OpenShard, ShardSource
+from state_store.store import SnapshotReader
+from tools.explore.columns import Beliefs, Columns
+from tools.explore.decisions import Decisions
+from tools.heatmaps import maps_of, overlay
+
+_KEPT = 8  # shards in memory at a time, of every kind
+_PAGE = 200
+_SIDE = 640
+
+
+class Desk:
+    def __init__(self, run: str, source: ShardSource, columns: Columns, beliefs: Beliefs,
+                 heat: SnapshotReader | None, decisions: Decisions):
+        self.run, self.source, self.columns, self.decisions = run, source, columns, decisions
+        self.heat = heat
+        self.opened = Kept(source.open)
+        self.believed = Kept(beliefs)
+
+    def overview(self) -> dict[str, Any]:
+        index = self.source.index
+        found = self.columns.places["missing"]["shard"]
+        suggestions = (np.asarray(found) >= 0).sum(axis=1)
+        annotated = np.diff(self.columns.starts)
+        return {"run": self.run, "samples": int(self.source.rows.sum()), "kind": index.kind,
+                "heatmaps": self.heat is not None, "origin": self.columns.facts["origin"],
+                "labels": self.source.sidecar.name, "counts": self.decisions.counts(),
+                "classes": [{"name": name, "annotated": int(annotated[i]), "missing": int(suggestions[i])}
+                            for i, name in enumerate(index.classes)]}
+
+    def page(self, view: str, cls: int | None, start: int, count: int) -> dict[str, Any]:
+        if view not in ("missing", "disagree", "annotated") or (view == "annotated" and cls is None):
+            raise UserError(f"view {view!r}: legal are missing, disagree, and annotated with a class.")
+        self._check_class(cls)
+        total, items = self.columns.list(view, cls, max(0, start), min(max(1, count), _PAGE))
+        for item in items:
+            item["name"] = self.source.index.classes[item["class"]]
+            item["decision"] = self.decisions.made.get((item["shard"], item["row"], item["class"]))
+        return {"total": total, "start": start, "items": items}
+
+    def sample(self, shard: int, row: int) -> dict[str, Any]:
+        opened, names = self._open(shard, row), self.source.index.classes
+        found = self.believed.get(shard)
+        top = []
+        if found is not None and row in found[1]:
+            values = found[0][int(np.searchsorted(found[1], row))]
+            top = [{"class": int(c), "name": names[c], "score": float(values[c])} for c in np.argsort(-values)[:9]]
+        maps = sorted(maps_of(self.heat, shard, [row])[0]) if self._has_heat(shard) and self.heat else []
+        return {"key": opened.members.keys[row], "positives": [names[i] for i in opened.labels.positives(row)],
+                "negatives": [names[i] for i in opened.labels.negatives(row)], "top": top, "maps": maps[:1000],
+                "decisions": [{"class": c, "name": names[c], "decision": word}
+                              for (s, r, c), word in self.decisions.made.items() if (s, r) == (shard, row)]}
+
+    def picture(self, shard: int, row: int, side: int, cls: int | None = None) -> bytes:
+        """A JPEG at most so large; with a class, its heatmap laid over."""
+        opened = self._open(shard, row)
+        if self.source.index.kind != "image":
+            raise UserError("this dataset holds feature vectors: there is no picture.")
+        try:
+            pixels = decode_image(opened.read(row)).permute(1, 2, 0).numpy()
+        except DecodeError as error:
+            raise UserError(f"{opened.members.keys[row]}: {error}.") from None
+        picture = Image.fromarray(pixels)
+        picture.thumbnail((min(side, _SIDE), min(side, _SIDE)))
+        if cls is not None:
+            self._check_class(cls)
+            maps = maps_of(self.heat, shard, [row])[0] if self._has_heat(shard) and self.heat else {}
+            if cls not in maps:
+                raise UserError(f"no heatmap of class {cls} is kept for this sample.")
+            # Small images are enlarged: a heatmap over 32 pixels cannot be read.
+            if max(picture.size) < 256:
+                scale = 256 / max(picture.size)
+                picture = picture.resize((round(picture.width * scale), round(picture.height * scale)))
+            picture = overlay(picture, maps[cls])
+        buffer = io.BytesIO()
+        picture.convert("RGB").save(buffer, "JPEG", quality=85)
+        return buffer.getvalue()
+
+    def export(self, kind: str, name: str) -> dict[str, Any]:
+        if not self.decisions.made:
+            raise UserError("nothing was decided yet: accept or reject some suggestions first.")
+        if kind == "sidecar":
+            count = self.decisions.save_sidecar(name)
+            return {"written": f"sidecar {name}", "entries": count, "use": f"data.train.labels={name}"}
+        if kind not in ("csv", "parquet"):
+            raise UserError(f"export {kind!r}: legal are csv, parquet, sidecar.")
+        path = os.path.join(os.path.dirname(self.decisions.path), f"decisions.{kind}")
+        return {"written": path, "entries": self.decisions.save_table(path), "use": ""}
+
+    def _open(self, shard: int, row: int) -> OpenShard:
+        shards = self.source.index.shards
+        if not (0 <= shard < len(shards) and 0 <= row < shards[shard].rows):
+            raise UserError(f"no sample {shard}/{row}: there are shards 0..{len(shards) - 1}.")
+        return self.opened.get(shard)
+
+    def _has_heat(self, shard: int) -> bool:
+        name = "heat" if self.heat and "heat" in self.heat.schema.fields else "heat_values"
+        return self.heat is not None and self.heat.refs.get(name, {}).get(shard) is not None
+
+    def _check_class(self, cls: int | None) -> None:
+        if cls is not None and not 0 <= cls < self.source.classes:
+            raise UserError(f"class {cls}: there are classes 0..{self.source.classes - 1}.")
+
+
+class Kept:
+    """The last few answers of a function of a shard number; several threads may ask."""
+
+    def __init__(self, make: Callable[[int], Any]):
+        self._make, self._lock = make, threading.Lock()
+        self._found: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def get(self, shard: int) -> Any:
+        with self._lock:
+            if shard not in self._found:
+                self._found[shard] = self._make(shard)
+                if len(self._found) > _KEPT:
+                    self._found.popitem(last=False)
+            self._found.move_to_end(shard)
+            return self._found[shard]
