@@ -48,7 +48,7 @@ Names = tuple[list[str], list[str]]  # class names, stable ids (may be empty)
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="RUN|CHECKPOINT", help="run folder (its best checkpoint) or one "
                         "of its checkpoints/step-… folders")
-    parser.add_argument("--protocol", required=True, choices=PROTOCOLS)
+    parser.add_argument("--protocol", required=True, choices=PROTOCOLS, help="what is measured, see below")
     parser.add_argument("--shards", metavar="URL", help="dataset to evaluate on: the folder that holds index.json")
     parser.add_argument("--labels", default="labels", metavar="NAME", help="its label sidecar (default: labels)")
     parser.add_argument("--subset", metavar="NAME", help="only these rows of it (default: all)")
@@ -61,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--synsets", metavar="FILE", help="WNID of every class of the predictions (default: sorted)")
     parser.add_argument("--val", metavar="URL", help="shards on which the threshold of every class is chosen (best F1)")
     parser.add_argument("--val-sidecar", default="labels", metavar="NAME", help="their label sidecar (default: labels)")
-    parser.add_argument("--val-subset", metavar="NAME")
+    parser.add_argument("--val-subset", metavar="NAME", help="only these rows of them (default: all)")
     parser.add_argument("--thresholds", metavar="FILE", help="thresholds of an earlier --thresholds-out")
     parser.add_argument("--thresholds-out", metavar="FILE", help="keep the thresholds for deployment (JSON)")
     parser.add_argument("--group-by", metavar="URL", help="order classes into groups by their positives in these "

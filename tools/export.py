@@ -2,6 +2,7 @@
 
   lacuna export runs/my-run --out model                          the run's best checkpoint
   lacuna export runs/my-run --out model --val shards/coco14/val  with a threshold a class: the best F1 on these shards
+  lacuna export runs/my-run --out model --thresholds t.json      with those of `lacuna eval --thresholds-out t.json`
   lacuna export runs/my-run/checkpoints/step-00012000 --out model --no-onnx
   lacuna predict model photo.jpg                                 use it
 ONNX needs the extra `onnx` (pip install 'lacuna[onnx]'); where onnxruntime is installed, its outputs are compared.
@@ -22,7 +23,9 @@ from safetensors.torch import save_file
 from data_pipelines.augment import Augment
 from data_pipelines.errors import UserError
 from data_pipelines.source import ShardSource
+from tools.evaluation.thresholds import read_thresholds
 from tools.exported import LABELS, ONNX, WEIGHTS, Exported, empty_model, file_digest
+from tools.passes.parts import Parts
 from tools.passes.pool import add_pool_arguments, open_pool, pool_settings
 from tools.passes.scoring import ScoreJob, shard_rows
 from tools.passes.trained import Trained, check_classes, open_trained, read_weights
@@ -39,6 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--val", metavar="URL", help="shards with full labels on which thresholds are chosen")
     parser.add_argument("--val-sidecar", default="labels", metavar="NAME", help="their label sidecar (default: labels)")
     parser.add_argument("--val-subset", metavar="NAME", help="only these rows of them (default: all)")
+    parser.add_argument("--thresholds", metavar="FILE", help="of `lacuna eval --thresholds-out`, instead of --val")
     parser.add_argument("--no-onnx", action="store_true", help="leave out model.onnx")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     add_pool_arguments(parser)
@@ -47,13 +51,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if os.path.exists(os.path.join(args.out, LABELS)) and not args.overwrite:
         raise UserError(f"--out {args.out}: there is already a model. Choose another folder, or pass --overwrite.")
+    if args.val and args.thresholds:
+        raise UserError("--val and --thresholds both give thresholds. Leave one out.")
     if not args.no_onnx and importlib.util.find_spec("onnxscript") is None:
         raise UserError("ONNX needs the package onnxscript: pip install 'lacuna[onnx]', or pass --no-onnx.")
     trained = open_trained(args.model)
     if not trained.classes:
         raise UserError(f"{trained.run}: its class list is nowhere to be found (classes.json, or its training set).")
     thresholds = _thresholds(trained, args) if args.val else None
-    exported = export(trained, args.out, thresholds, args.val)
+    if args.thresholds:
+        thresholds = read_thresholds(args.thresholds, trained.classes, trained.class_ids)
+    exported = export(trained, args.out, thresholds, args.val or args.thresholds)
     facts = {"out": args.out, "checkpoint": trained.checkpoint, "classes": len(exported.classes),
              "thresholds": int(np.isfinite(thresholds).sum()) if thresholds is not None else None,
              "files": [WEIGHTS, LABELS]}
@@ -71,7 +79,7 @@ def _text(facts: dict) -> str:
     return text
 
 
-def export(trained: Trained, out: str, thresholds: np.ndarray | None, val: str | None) -> Exported:
+def export(trained: Trained, out: str, thresholds: np.ndarray | None, thresholds_from: str | None) -> Exported:
     """Write the weights and labels.json."""
     # What a method trained beside the head takes no part in predictions.
     weights = {name: tensor for name, tensor in read_weights(trained).items() if not name.startswith("extra.")}
@@ -98,7 +106,7 @@ def export(trained: Trained, out: str, thresholds: np.ndarray | None, val: str |
     save_file(weights, path + ".partial")
     shutil.move(path + ".partial", path)
     source = {"run": trained.run, "checkpoint": os.path.basename(trained.checkpoint), "weights": trained.weights,
-              "method": config.method["name"], "precision": config.train.precision, "thresholds_from": val}
+              "method": config.method["name"], "precision": config.train.precision, "thresholds_from": thresholds_from}
     exported = Exported(out, trained.classes, trained.class_ids, thresholds, preprocessing, architecture,
                         file_digest(path), source)
     exported.save()
@@ -106,17 +114,22 @@ def export(trained: Trained, out: str, thresholds: np.ndarray | None, val: str |
 
 
 def _thresholds(trained: Trained, args: argparse.Namespace) -> np.ndarray:
-    """float64 [L]: the best F1 on the validation shards; infinite for classes without positives there."""
     source = ShardSource.load(args.val, args.val_sidecar, args.val_subset, trained.config.data.scratch)
     check_classes(trained, source.index)
     rows = shard_rows(source)
-    collector = ScoreCollector(source.classes)
     with open_pool(pool_settings(args)) as pool:
         parts = pool.run(ScoreJob(trained, source), rows, args.parts or os.path.join(trained.run, "passes"), "scoring")
-        for shard, part in parts.read_all(list(rows)):
-            collector.add(part["scores"], source.sidecar.labels(shard).dense(source.classes, part["rows"]))
-        if not args.parts:
-            parts.remove(list(rows))
+    thresholds = best_thresholds(parts, source)
+    if not args.parts:
+        parts.remove(list(rows))
+    return thresholds
+
+
+def best_thresholds(parts: Parts, source: ShardSource) -> np.ndarray:
+    """float64 [L]: the best F1 on scored validation shards; infinite for classes without positives there."""
+    collector = ScoreCollector(source.classes)
+    for shard, part in parts.read_all(list(shard_rows(source))):
+        collector.add(part["scores"], source.sidecar.labels(shard).dense(source.classes, part["rows"]))
     result = collector.result()
     return np.where(result.classes.positives > 0, result.thresholds, np.inf)
 

@@ -41,7 +41,7 @@ def trained(digit_shards, tmp_path_factory) -> Trained:
                         "method": {"name": "en_scl", "gamma": 0.1}}, folder, 1),
                 Launch({"name": "full", **common, "method": {"name": "bce"}}, folder, 1)]
     for launch in launches:
-        launch.ok()
+        launch.ok(600)
     return Trained(data, str(launches[0].folder), str(launches[1].folder))
 
 

@@ -123,6 +123,13 @@ def test_answers(served, trained):
         assert ask(port, path)[0] == code, path
 
 
+def test_mistakes(trained, served, capsys):
+    assert main(["explore", str(trained.data)]) == 2
+    assert "not a run folder" in capsys.readouterr().err
+    assert main(["explore", trained.scl, "--port", str(served[1])]) == 2
+    assert "Choose another" in capsys.readouterr().err
+
+
 def test_other_sites_are_refused(served):
     desk, port = served
     entry = {"shard": 0, "row": 0, "class": 0, "decision": "accept"}
@@ -170,34 +177,42 @@ def test_page_in_a_browser(served, browser, tmp_path):
     browser.wait_for("document.getElementById('picture').naturalWidth > 0")
     first = desk.page("missing", None, 0, 2)["items"]
     assert browser.evaluate(text.format("question")) == f"Is this {first[0]['name']}? {first[0]['score']:.3f}"
-    browser.press("a")
-    browser.wait_for(text.format("decided") + " === '1 accepted, 0 rejected'")
-    browser.wait_for(text.format("count") + ".startsWith('2 of')")
-    browser.press("r")
-    browser.wait_for(text.format("decided") + " === '1 accepted, 1 rejected'")
+    idle = "document.body.dataset.busy === 'no'"
+    browser.wait_for(idle)
+    browser.evaluate("for (const key of 'ar') document.onkeydown({ key, target: document.body, preventDefault() {} })")
+    browser.wait_for(idle)
     entries = [(i["shard"], i["row"], i["class"]) for i in first]
-    assert desk.decisions.made == {entries[0]: "accept", entries[1]: "reject"}
-    browser.press("k")
-    browser.wait_for(text.format("decision") + " === 'rejected'")
-    browser.press("u")
-    browser.wait_for(text.format("decided") + " === '1 accepted, 0 rejected'")
+    assert desk.decisions.made == {entries[0]: "accept"}, "the second key came before the next sample was shown"
+    assert browser.evaluate(text.format("count")).startswith("2 of")
+    for key, said, decisions in (("r", "", {entries[0]: "accept", entries[1]: "reject"}),
+                                 ("k", "rejected", {entries[0]: "accept", entries[1]: "reject"}),
+                                 ("u", "", {entries[0]: "accept"})):
+        browser.press(key)
+        browser.wait_for(idle)
+        assert browser.evaluate(text.format("decision")) == said
+        assert desk.decisions.made == decisions
+    assert browser.evaluate(text.format("decided")) == "1 accepted, 0 rejected"
     browser.press("h")
     browser.wait_for("document.getElementById('picture').src.includes('class=')")
     browser.wait_for("document.getElementById('picture').naturalWidth >= 256")
     browser.evaluate("(() => { const s = document.getElementById('search'); s.value = '7'; s.oninput(); })()")
     assert browser.evaluate("[...document.querySelectorAll('.class:not(.hidden) span:first-child')]"
                             ".map((e) => e.textContent)").count("7") == 1
+    browser.wait_for(idle)
     browser.evaluate("document.querySelector('.class[data-id=\"7\"]').click()")
     browser.wait_for(text.format("title") + " === '7'")
+    browser.wait_for(idle)
     browser.evaluate("document.querySelector('[data-view=annotated]').click()")
     total = int(desk.columns.starts[8] - desk.columns.starts[7])
     browser.wait_for(text.format("count") + f" === '1 of {total}'")
+    browser.wait_for(idle)
     browser.evaluate("document.querySelector('[data-export=csv]').click()")
     browser.wait_for(text.format("message") + ".includes('1 decisions written')")
     browser.screenshot(tmp_path / "explore.png")
     assert browser.errors == []
 
 
+@pytest.mark.long
 def test_a_run_without_state_is_scored_once(trained, capsys):
     """BCE remembers nothing: its best checkpoint is run over the training set, and what it said is kept."""
     command = ["explore", trained.full, "--index-only", "--labels", "single", "--workers", "1", "--json"]
@@ -205,8 +220,6 @@ def test_a_run_without_state_is_scored_once(trained, capsys):
     first = capsys.readouterr()
     assert "scores of step-" in json.loads(first.out)["origin"]
     assert "scoring: 410 of 410" in first.err
-    assert main(["explore", str(trained.data)]) == 2
-    assert "not a run folder" in capsys.readouterr().err
 
 
 @pytest.mark.long

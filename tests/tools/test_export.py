@@ -16,8 +16,10 @@ import trainer.evaluate
 from data_pipelines.decode import decode_image
 from data_pipelines.source import ShardSource
 from tools.cli import main
-from tools.export import export_onnx
+from tools.export import best_thresholds, export, export_onnx
 from tools.exported import Exported, empty_model, file_digest
+from tools.passes.parts import Parts
+from tools.passes.scoring import ScoreJob, shard_rows
 from tools.passes.trained import load_model, open_trained
 from trainer.metrics_collector import ScoreCollector
 from trainer.world import World
@@ -25,9 +27,23 @@ from trainer.world import World
 
 @pytest.fixture(scope="module")
 def model(trained, tmp_path_factory) -> str:
-    out = str(tmp_path_factory.mktemp("exported") / "model")
+    """Exported with thresholds of the validation set, scored in this process (Ray does it in the long form)."""
+    folder = tmp_path_factory.mktemp("exported")
+    run, source = open_trained(trained.scl), ShardSource.load(str(trained.data / "val"), "labels", None)
+    job = ScoreJob(run, source)
+    work, parts = job.build(), Parts(str(folder / "parts"), job.fingerprint)
+    for shard in shard_rows(source):
+        parts.write(shard, work(shard))
+    exported = export(run, str(folder / "model"), best_thresholds(parts, source), source.index.url)
+    assert export_onnx(exported) in (None, pytest.approx(0, abs=1e-5))
+    return exported.folder
+
+
+@pytest.mark.long
+def test_the_command_scores_with_ray(model, trained, tmp_path):
+    out = str(tmp_path / "model")
     assert main(["export", trained.scl, "--out", out, "--val", str(trained.data / "val"), "--workers", "1"]) == 0
-    return out
+    np.testing.assert_array_equal(Exported.load(out).thresholds, Exported.load(model).thresholds)
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +167,14 @@ def test_mistakes(model, trained, tmp_path, capsys):
     assert "--overwrite" in capsys.readouterr().err
     assert main(["predict", str(tmp_path), "x.jpg"]) == 2
     assert "lacuna export" in capsys.readouterr().err
+    (tmp_path / "t.json").write_text(json.dumps({"classes": [
+        {"id": None, "name": str(c), "threshold": None if c == 3 else c / 10} for c in range(10)]}))
+    command = ["export", trained.scl, "--out", str(tmp_path / "given"), "--no-onnx", "--thresholds"]
+    assert main([*command, str(tmp_path / "t.json"), "--val", "x"]) == 2
+    assert main([*command, str(tmp_path / "t.json")]) == 0
+    np.testing.assert_array_equal(Exported.load(str(tmp_path / "given")).thresholds,
+                                  [np.inf if c == 3 else c / 10 for c in range(10)])
+    capsys.readouterr()
     copy = tmp_path / "copy"
     shutil.copytree(model, copy)
     weights = bytearray((copy / "model.safetensors").read_bytes())

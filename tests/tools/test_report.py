@@ -18,7 +18,7 @@ from data_pipelines.labels import POSITIVE, UNKNOWN
 from data_pipelines.source import ShardSource
 from tools.cli import main
 from tools.report.page import embedded, render
-from tools.report.run_folder import curves
+from tools.report.recorded_run import curves
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from tools.passes.pool import add_pool_arguments, open_pool, pool_settings
 from tools.passes.scoring import ScoreJob, shard_rows
 from tools.passes.trained import open_trained
 from tools.report.beliefs import belief_field, state_view
-from tools.report.run_folder import RunFolder
+from tools.report.recorded_run import RecordedRun
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def open_desk(path: str, labels: str | None, args: argparse.Namespace) -> Desk:
-    folder = RunFolder.open(path)
+    folder = RecordedRun.open(path)
     split = folder.config.data.train
     source = ShardSource.load(split.url, labels or split.labels, split.subset, folder.config.data.scratch)
     home = os.path.join(folder.path, "explore")
@@ -71,7 +71,7 @@ def open_desk(path: str, labels: str | None, args: argparse.Namespace) -> Desk:
     return Desk(folder.name, source, columns, beliefs, heat, decisions)
 
 
-def _beliefs(folder: RunFolder, source: ShardSource, home: str, args: argparse.Namespace) -> tuple[str, Beliefs]:
+def _beliefs(folder: RecordedRun, source: ShardSource, home: str, args: argparse.Namespace) -> tuple[str, Beliefs]:
     """(what they are, a shard's beliefs): what the state remembers, else the scores of a pass that is kept."""
     store, field = folder.store, belief_field(folder.store)
     if store is not None and field is not None and store.snapshots():

@@ -20,8 +20,12 @@ async function ask(path, body) {
 
 function say(text) { at("message").textContent = text; }
 
+// One thing at a time: a key pressed while the next sample is on its way must not decide about one that nobody has seen.
 async function guarded(work) {
+  if (document.body.dataset.busy === "yes") return;
+  document.body.dataset.busy = "yes";
   try { await work(); } catch (error) { say(error.message); }
+  document.body.dataset.busy = "no";
 }
 
 async function start() {

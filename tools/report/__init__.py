@@ -20,7 +20,7 @@ from tools.progress import progress
 from tools.report.beliefs import beliefs_of
 from tools.report.comparing import class_table, config_differences, gap_closed
 from tools.report.page import render
-from tools.report.run_folder import RunFolder
+from tools.report.recorded_run import RecordedRun
 from tools.report.strips import strips_of
 
 
@@ -40,8 +40,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     if args.samples < 1:
         raise UserError(f"--samples {args.samples}: at least 1 is needed.")
-    folders = [RunFolder.open(path) for path in args.runs]
-    oracle = RunFolder.open(args.oracle) if args.oracle else None
+    folders = [RecordedRun.open(path) for path in args.runs]
+    oracle = RecordedRun.open(args.oracle) if args.oracle else None
     if oracle and oracle.path not in [folder.path for folder in folders]:
         folders.append(oracle)
     data = page_data(folders, oracle, args)
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     print(out)
 
 
-def page_data(folders: list[RunFolder], oracle: RunFolder | None, args: argparse.Namespace) -> dict:
+def page_data(folders: list[RecordedRun], oracle: RecordedRun | None, args: argparse.Namespace) -> dict:
     absent: list[dict[str, str]] = []
     runs = []
     for folder in progress(folders, len(folders), "reading runs", "runs"):

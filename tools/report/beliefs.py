@@ -20,7 +20,7 @@ from data_pipelines.index import Sidecar, sidecar_names
 from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from data_pipelines.source import ShardSource
 from state_store.store import StateStore
-from tools.report.run_folder import Lacks, RunFolder
+from tools.report.recorded_run import Lacks, RecordedRun
 from trainer.metrics import average_precision
 
 BINS = 20
@@ -37,7 +37,7 @@ class View:
     shard: Callable[[int], tuple[np.ndarray, np.ndarray] | None]
 
 
-def beliefs_of(folder: RunFolder, full_name: str, samples: int, score: bool, lacks: Lacks) -> dict[str, Any] | None:
+def beliefs_of(folder: RecordedRun, full_name: str, samples: int, score: bool, lacks: Lacks) -> dict[str, Any] | None:
     source = folder.train
     if source is None:
         return None
@@ -82,7 +82,7 @@ def spread_shards(source: ShardSource, samples: int) -> list[int]:
     return [int(shard) for shard in there[np.unique(places)]]
 
 
-def _views(folder: RunFolder, source: ShardSource, score: bool, lacks: Lacks) -> tuple[str, list[View]]:
+def _views(folder: RecordedRun, source: ShardSource, score: bool, lacks: Lacks) -> tuple[str, list[View]]:
     if score:
         return "scores of the kept checkpoints", list(_checkpoint_views(folder, source))
     store = folder.store
@@ -112,7 +112,7 @@ def state_view(store: StateStore, snapshot: str, field: str, source: ShardSource
     return View(step_of(snapshot), shard)
 
 
-def _checkpoint_views(folder: RunFolder, source: ShardSource) -> Iterator[View]:
+def _checkpoint_views(folder: RecordedRun, source: ShardSource) -> Iterator[View]:
     from tools.passes.scoring import on_this_device, score
     from tools.passes.trained import open_trained
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.report.run_folder import RunFolder
+from tools.report.recorded_run import RecordedRun
 from trainer.config import flat
 
 _BASELINE = "an"
 
 
-def class_table(folders: list[RunFolder]) -> dict[str, Any]:
+def class_table(folders: list[RecordedRun]) -> dict[str, Any]:
     """Rows in the first run's class order; `ap` and `annotated` have one entry a run (None: no such class)."""
     # One set for all: AP on the test set beside AP on the validation set would not be a comparison.
     split = "test" if all(folder.class_rows("test") for folder in folders) else "val"
@@ -26,7 +26,7 @@ def class_table(folders: list[RunFolder]) -> dict[str, Any]:
     return {"runs": [folder.name for folder in folders], "split": split, "rows": rows}
 
 
-def gap_closed(folders: list[RunFolder], oracle: RunFolder) -> dict[str, Any]:
+def gap_closed(folders: list[RecordedRun], oracle: RecordedRun) -> dict[str, Any]:
     """(run − baseline) ÷ (oracle − baseline) of the test mAP; the baseline is the AN run, or else the first."""
     baseline = next((f for f in folders if f.config.method["name"] == _BASELINE), folders[0])
     split = "test" if all(f.scores()["test"] is not None for f in folders) else "val"
@@ -40,7 +40,7 @@ def gap_closed(folders: list[RunFolder], oracle: RunFolder) -> dict[str, Any]:
     return {"split": split, "baseline": baseline.name, "oracle": oracle.name, "rows": rows}
 
 
-def config_differences(folders: list[RunFolder]) -> dict[str, Any]:
+def config_differences(folders: list[RecordedRun]) -> dict[str, Any]:
     """Keys whose values are not the same in all runs; of a single run, all its keys."""
     bodies = [flat(folder.config.model_dump(mode="json")) for folder in folders]
     keys = sorted({key for body in bodies for key in body})

@@ -14,14 +14,14 @@ from data_pipelines.index import Sidecar
 from data_pipelines.source import OpenShard
 from tools.heatmaps import keeps_heatmaps, maps_of, overlay
 from tools.report.beliefs import full_labels, step_of
-from tools.report.run_folder import Lacks, RunFolder
+from tools.report.recorded_run import Lacks, RecordedRun
 
 _SIDE = 96
 _MOMENTS = 8
 _CLASSES = 3  # of one image
 
 
-def strips_of(folder: RunFolder, full_name: str, count: int, lacks: Lacks) -> dict[str, Any] | None:
+def strips_of(folder: RecordedRun, full_name: str, count: int, lacks: Lacks) -> dict[str, Any] | None:
     store = folder.store
     if store is None or not keeps_heatmaps(store):
         lacks("heatmaps over epochs", f"the method {folder.config.method['name']!r} keeps no heatmaps; those that end "

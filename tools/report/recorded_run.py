@@ -26,14 +26,16 @@ _CUMULATIVE = ("state_stall_seconds", "state_bytes_read", "state_bytes_written")
 
 
 @dataclass(frozen=True)
-class RunFolder:
+class RecordedRun:
     path: str
     config: Config
     lines: list[dict]  # of metrics.jsonl
 
     @classmethod
-    def open(cls, path: str) -> RunFolder:
-        path = os.path.abspath(path)
+    def open(cls, path: str) -> RecordedRun:
+        if not storage.is_local(path):
+            raise UserError(f"{path}: copy the run folder to a disk first; shards and state may stay where they are.")
+        path = os.path.abspath(storage.local_path(path))
         where, metrics = os.path.join(path, "config.yaml"), os.path.join(path, "metrics.jsonl")
         if not os.path.exists(where):
             raise UserError(f"{where}: no such file, so {path} is not a run folder. Give run_folder/name of a run.")
