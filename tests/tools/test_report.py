@@ -16,7 +16,9 @@ import state_store
 from data_pipelines.index import ShardIndex, Sidecar
 from data_pipelines.labels import POSITIVE, UNKNOWN
 from data_pipelines.source import ShardSource
+from state_store import Field
 from tools.cli import main
+from tools.report.beliefs import probabilities
 from tools.report.page import embedded, render
 from tools.report.recorded_run import curves
 
@@ -98,6 +100,17 @@ def test_beliefs_are_those_of_the_store(trained, data):
     np.testing.assert_allclose([f["estimated"] for f in beliefs["frequency"]], values.mean(0), atol=1e-6)
     np.testing.assert_allclose([f["true"] for f in beliefs["frequency"]], (truth == 1).mean(0))
     assert data["runs"][1]["beliefs"] is None
+
+
+def test_fields_are_read_as_probabilities():
+    """Running scores are probabilities; ROLE's φ and a field of logits are not."""
+    score = Field("score", (2,), "uint8", range=(0, 1))
+    np.testing.assert_allclose(probabilities(score, np.array([[0, 255]], np.uint8)), [[0, 1]])
+    logits = Field("score", (3,), "uint16", range=(-64, 64))
+    found = probabilities(logits, logits.encode(np.array([[-64.0, 0.0, 1.0]])))
+    np.testing.assert_allclose(found, [[0, 0.5, 1 / (1 + np.exp(-1))]], atol=1e-3)
+    phi = probabilities(Field("phi", (2,), "float32"), np.array([[-1000.0, 2.0]], np.float32))
+    np.testing.assert_allclose(phi, [[0, 1 / (1 + np.exp(-2))]], atol=1e-6)
 
 
 def test_scores_of_checkpoints(trained, capsys):

@@ -19,13 +19,14 @@ from data_pipelines.errors import UserError
 from data_pipelines.index import Sidecar, sidecar_names
 from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from data_pipelines.source import ShardSource
+from state_store.fields import Field
 from state_store.store import StateStore
 from tools.report.recorded_run import Lacks, RecordedRun
 from trainer.metrics import average_precision
 
 BINS = 20
 _MOST_ENTRIES = 50_000_000  # 200 MB of beliefs at a time
-_SCORES = {"score": lambda values: values, "phi": lambda values: 1 / (1 + np.exp(-values))}
+# Fields that hold a number for every class, and what they are.
 _SOURCES = {"score": "running scores of the state store", "phi": "label estimates σ(φ) as last written"}
 
 
@@ -96,7 +97,7 @@ def _views(folder: RecordedRun, source: ShardSource, score: bool, lacks: Lacks) 
 
 def belief_field(store: StateStore | None) -> str | None:
     """The field that remembers a probability (or its logit) of every class, if the method keeps one."""
-    return next((name for name in _SCORES if store and name in store.schema.fields), None)
+    return next((name for name in _SOURCES if store and name in store.schema.fields), None)
 
 
 def state_view(store: StateStore, snapshot: str, field: str, source: ShardSource) -> View:
@@ -106,10 +107,17 @@ def state_view(store: StateStore, snapshot: str, field: str, source: ShardSource
         if reader.refs.get(field, {}).get(number) is None:
             return None  # not visited yet: it still has its initial values
         used = _used(source, number)
-        values = _SCORES[field](spec.decode(reader.read_shard(field, number)[used]))
-        return values.astype(np.float32), used
+        return probabilities(spec, reader.read_shard(field, number)[used]), used
 
     return View(step_of(snapshot), shard)
+
+
+def probabilities(field: Field, stored: np.ndarray) -> np.ndarray:
+    """float32 of stored rows: a field with the range [0, 1] holds probabilities, any other one logits."""
+    values = field.decode(stored).astype(np.float32)
+    if field.range == (0.0, 1.0):
+        return values
+    return 1 / (1 + np.exp(-np.clip(values, -60, 60)))  # beyond that it is 0 or 1 anyway, and exp would overflow
 
 
 def _checkpoint_views(folder: RecordedRun, source: ShardSource) -> Iterator[View]:
