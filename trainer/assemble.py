@@ -28,9 +28,6 @@ def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
     model = place_model(config, train, world)
     method = build_method(config.method, task_of(config, sources, model))
     model.extra = (extra := method.module()) and extra.to(world.device)
-    if method.needs_strong_view and train.index.kind != "image":
-        raise UserError(f"method.name = {config.method['name']!r} compares two views of an image, but data.train holds "
-                        f"{train.index.kind}s. Use image shards, or another method.")
     if method.needs_maps and train_augment(config.data).moves_pixels_unrecorded:
         raise UserError(f"data.augment.randaugment = {config.data.augment.randaugment} moves pixels in ways that "
                         f"heatmaps cannot follow. Set it to 0, or use another method than {config.method['name']!r}.")

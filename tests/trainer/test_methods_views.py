@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from loss_checks import random_case
-from method_steps import GRID, SIDE, Model, Rows, images, method_of, take_step, total
+from method_steps import GRID, SIDE, Model, Rows, images, method_of, take_step, task_for, total
 
+from data_pipelines.errors import UserError
 from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from trainer.methods import build_method
 from trainer.methods.ignore import kept_pixels
 from trainer.methods.lac import Queue, contrastive
 
@@ -32,6 +36,14 @@ def assert_same(model, ours, oracle):
     for a, b in zip(mine, model.parameters(), strict=True):
         torch.testing.assert_close(a, b.grad, rtol=1e-5, atol=1e-8)
     model.zero_grad()
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("ignore", "score maps"), ("lac", "score maps"),
+                                              ("scpnet", "two views of an image")])
+def test_feature_shards_are_refused(name, wanted):
+    task = replace(task_for(case()[0]), grid=0)
+    with pytest.raises(UserError, match=f"method.name = '{name}' needs {wanted}, which feature shards do not have"):
+        build_method({"name": name}, task)
 
 
 # ---- IGNORE

@@ -94,7 +94,8 @@ def build_method(body: dict, task: Task) -> Method:
     if method.needs_scores and not method.settings.scores:  # type: ignore[attr-defined]
         raise UserError(f"method.name = {name!r} needs tables of scores: {', '.join(method.needs_scores)}. Import them "
                         "with `lacuna import-scores`, and set method.scores to the store's URL.")
-    if method.needs_maps and not task.grid:
-        raise UserError(f"method.name = {name!r} needs images (score maps); feature shards have none. Use image "
-                        "shards, or another method.")
+    if (method.needs_maps or method.needs_strong_view) and not task.grid:
+        wanted = "score maps" if method.needs_maps else "two views of an image"
+        raise UserError(f"method.name = {name!r} needs {wanted}, which feature shards do not have. Use image shards, "
+                        "or another method.")
     return method

@@ -64,7 +64,7 @@ class Crisp(Method):
             counts[0] += binned_counts(bins, torch.ones_like(bins, dtype=torch.bool), settings.bins)
             counts[1] += binned_counts(bins, positive(scored.batch.labels), settings.bins)
         everyone = start.world.global_sum(counts)
-        self.priors = estimated_priors(everyone[0], everyone[1], settings.delta, settings.tau)
+        self.priors = estimated_priors(everyone[0], everyone[1], settings.delta, settings.tau).cpu()
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
         is_positive = positive(batch.labels)
