@@ -30,6 +30,7 @@ COMMANDS = {
     "import-scores": ("tools.import_scores", "read tables of scores made elsewhere (CLIP, another run) into a store"),
     "methods": ("tools.methods", "list the methods: paper, per-sample state, needs, settings and defaults"),
     "plan": ("tools.plan", "say what a run will need (disk, memory, I/O, time) and what will not fit"),
+    "drill": ("tools.drill", "rehearse kills, freezes, full disks and damage on this machine before a long run"),
     "bench": ("tools.bench", "measure speed and quality; the last line is one JSON object"),
 }
 

@@ -19,6 +19,7 @@ BENCHES = {
     "decode": "tools.bench.decode",
     "loss": "tools.bench.loss",
     "map": "tools.bench.map",
+    "memory": "tools.bench.memory",
     "quality": "tools.bench.quality",
     "remote": "tools.bench.remote",
     "state": "tools.bench.state",
