@@ -59,7 +59,8 @@ class RoleSettings(Settings):
     hidden: int = Setting(256, gt=0)
     """network: width of the hidden layer."""
     class_lr: float = Setting(1e-3, gt=0)
-    """factorized and network: learning rate of what all samples share, which every step moves."""
+    """factorized and network: learning rate of what all samples share, which every step moves. On COCO features a
+    factorized estimator did better with 1e-2."""
 
 
 class Role(Method):
