@@ -22,6 +22,7 @@ BENCHES = {
     "memory": "tools.bench.memory",
     "quality": "tools.bench.quality",
     "remote": "tools.bench.remote",
+    "scale": "tools.bench.scale",
     "state": "tools.bench.state",
     "tax": "tools.bench.tax",
 }
