@@ -14,6 +14,7 @@ from scipy.stats import spearmanr
 from data_pipelines.source import ShardSource
 from tools.bench.quality import gaps, spearman
 from tools.bench.quality_data import prepare
+from tools.bench.quality_features import cannot_reach
 from tools.bench.quality_generated import CLASSES, generate
 from tools.bench.quality_photos import PHOTO_TRIALS
 from tools.bench.quality_trials import ANNOTATIONS, on_vectors
@@ -77,6 +78,15 @@ def test_every_method_has_the_same_number_of_trials():
     for annotation in ANNOTATIONS.values():
         assert {len(trials) for trials in annotation.trials.values()} == {6}
     assert {len(trials) for trials in PHOTO_TRIALS.values()} == {4}
+
+
+def test_trials_are_given_up_only_when_they_cannot_win():
+    assert not cannot_reach([10.0, 20.0, 30.0], 90.0, 15)  # too early to say
+    assert not cannot_reach([10.0, 20.0, 30.0, 38.0], 90.0, 15)  # 11 more epochs at 8 a time
+    assert cannot_reach([10.0, 20.0, 30.0, 34.0], 90.0, 15)
+    assert cannot_reach([40.0, 47.0, 46.0, 45.0], 48.0, 15)  # past its best
+    assert not cannot_reach([40.0, 49.0, 46.0, 45.0], 48.0, 15)  # it has won already
+    assert not cannot_reach([1.0, 1.0, 1.0, 1.0], 48.0, 4)  # finished
 
 
 def test_gaps():

@@ -9,9 +9,10 @@ DIR (or LACUNA_EVAL_DATA) holds coco_features/ and coco_photos/. Sets:
   fpc300     the same features, 300 positives and 300 negatives of every class annotated (CSL)
   pos10      the same features, 10 % of the positives and about as many negatives annotated (Soft Exposure)
   photos     heads on a frozen EfficientNet-lite0 over random-resized crops, one positive per image (EN, CL, SCL)
-Every method of a set has the same number of trials, chosen by mAP on held-out training images with seed 0; the best is
-run with every seed and tested once. Gap closed = (method − low) / (oracle − low): oracle = full labels, low = AN
-(fpc300: Ignore, pos10: NE). spearman = rank correlation of a class's mean prediction with its true frequency.
+Every method of a set has the same number of trials, chosen by mAP on held-out training images with seed 0 (one that
+cannot reach the best before it, even at its last epoch's rate, is given up); the best is run with every seed and then
+tested. Gap closed = (method − low) / (oracle − low): oracle = full labels, low = AN (fpc300: Ignore, pos10: NE).
+spearman = rank correlation of a class's mean prediction with its true frequency.
 """
 
 from __future__ import annotations

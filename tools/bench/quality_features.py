@@ -31,6 +31,7 @@ from trainer.priors import write_prior
 from trainer.run_log import log
 
 BATCH = 16
+_JUDGED_FROM = 4  # epochs of a trial before it may be given up
 
 
 class Trials:
@@ -46,16 +47,27 @@ class Trials:
         self.watchdog.stop()
 
     def choose(self, annotation: Annotation, method: str, trials: list[Trial]) -> Trial:
-        """The trial with the best validation mAP with seed 0; the test images have no part in it."""
-        return max(trials, key=lambda trial: self.score(annotation, method, trial, 0)["val"])
+        """The trial with the best validation mAP with seed 0; the test images have no part in it.
 
-    def score(self, annotation: Annotation, method: str, trial: Trial, seed: int) -> dict:
-        """{"val": mAP, "test": mAP} at the best validation epoch, "curve": validation mAP of every epoch."""
+        A trial that even at its last epoch's rate could not reach the best one before it is given up.
+        """
+        best = -1.0
+        for trial in trials:
+            score = self.score(annotation, method, trial, 0, best)["val"]
+            if score > best:
+                best, chosen = score, trial
+        return chosen
+
+    def score(self, annotation: Annotation, method: str, trial: Trial, seed: int, to_beat: float = -1.0) -> dict:
+        """{"val": mAP, "test": mAP} at the best validation epoch, "curve": validation mAP of every epoch.
+
+        A trial that was given up has no "test".
+        """
         labels = trial.get("labels", annotation.labels)
         key = json.dumps([labels, trial, seed, self.epochs], sort_keys=True)
         known = self._known()
         if key not in known:
-            known[key] = {"key": key, **self._train(annotation, method, trial, seed, labels, key)}
+            known[key] = {"key": key, **self._train(annotation, method, trial, seed, labels, key, to_beat)}
             with open(self.path, "a", encoding="utf-8") as f:
                 f.write(json.dumps(known[key]) + "\n")
         return known[key]
@@ -66,7 +78,8 @@ class Trials:
         with open(self.path, encoding="utf-8") as f:
             return {line["key"]: line for line in map(json.loads, f)}
 
-    def _train(self, annotation: Annotation, method: str, trial: Trial, seed: int, labels: str, key: str) -> dict:
+    def _train(self, annotation: Annotation, method: str, trial: Trial, seed: int, labels: str, key: str,
+               to_beat: float) -> dict:
         name = hashlib.sha256(key.encode()).hexdigest()[:16]
         body = dict(trial["method"])
         if method in annotation.after:
@@ -75,20 +88,25 @@ class Trials:
             body["neighbors"] = self.neighbors(labels)
         config = self._config(name, seed, trial["lr"], body, labels)
         run = build_run(config, self.world, self.watchdog)
+        run.stop = stop = GiveUp(config, to_beat)
         log.setLevel("WARNING")
         results = loop.train(run)
-        if results is None:
+        if results is None and not stop.hopeless:
             raise SystemExit("stopped as asked; the same command goes on")
-        found = {"val": results["val"]["map"], "test": results["test"]["map"], "curve": _curve(config)}
-        if method in annotation.priors:
+        curve = read_curve(config)
+        found: dict = {"val": max(curve), "curve": curve}
+        if results is not None:
+            found["test"] = results["test"]["map"]
+        if results is not None and method in annotation.priors:
             found["means"] = mean_scores(run).tolist()
         run.run_log.close()
         if run.state:
             run.state.close()
         shutil.rmtree(config.folder)
-        best = int(np.argmax(found["curve"])) + 1
+        best = int(np.argmax(curve)) + 1
+        ending = f"test {found['test']:.2f}" if results else f"given up after epoch {len(curve)}"
         print(f"  {method} {json.dumps(trial)} seed {seed}: val {found['val']:.2f} (epoch {best} of {self.epochs}), "
-              f"test {found['test']:.2f}", flush=True)
+              f"{ending}", flush=True)
         return found
 
     def _config(self, name: str, seed: int, lr: float, method: dict, labels: str) -> Config:
@@ -123,10 +141,40 @@ class Trials:
         return ShardSource.load(os.path.join(self.data, "train"), labels, "train")
 
 
-def _curve(config: Config) -> list[float]:
-    """Validation mAP of every epoch."""
+class GiveUp(loop.Stop):
+    """Asks a run to stop when its validation curve says that it cannot win."""
+
+    def __init__(self, config: Config, to_beat: float):
+        self.hopeless, self._signalled = False, False
+        super().__init__()
+        self._config, self._to_beat, self._size = config, to_beat, -1
+        self._path = os.path.join(config.folder, "metrics.jsonl")
+
+    @property
+    def asked(self) -> bool:  # type: ignore[override]
+        if self._to_beat > 0 and not self.hopeless:
+            size = os.stat(self._path).st_size if os.path.exists(self._path) else -1
+            if size != self._size:
+                self._size = size
+                self.hopeless = cannot_reach(read_curve(self._config), self._to_beat, self._config.phases[0].epochs)
+        return self._signalled or self.hopeless
+
+    @asked.setter
+    def asked(self, value: bool) -> None:
+        self._signalled = value
+
+
+def cannot_reach(curve: list[float], to_beat: float, epochs: int) -> bool:
+    """Curves flatten: one that does not get there at the rate of its last epoch does not get there."""
+    if len(curve) < _JUDGED_FROM or len(curve) >= epochs or max(curve) > to_beat:
+        return False
+    return curve[-1] + max(0.0, curve[-1] - curve[-2]) * (epochs - len(curve)) < to_beat
+
+
+def read_curve(config: Config) -> list[float]:
+    """Validation mAP of every epoch so far."""
     with open(os.path.join(config.folder, "metrics.jsonl"), encoding="utf-8") as f:
-        lines = [json.loads(line) for line in f]
+        lines = [json.loads(line) for line in f if line.endswith("\n")]
     return [round(line["val_map"], 3) for line in lines if "val_map" in line]
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from trainer.methods import METHODS
 
-_SIX = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5)
-_THREE = (1e-3, 3e-4, 1e-4)
+_SIX = (3e-4, 1e-4, 1e-3, 3e-5, 3e-3, 1e-5)  # likely ones first: others are measured by them
+_THREE = (3e-4, 1e-4, 1e-3)
 Trial = dict  # {"lr": …, "method": {…}} and, if it is not the annotation's own sidecar, "labels": NAME
 
 
