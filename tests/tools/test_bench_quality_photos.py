@@ -68,6 +68,7 @@ def test_a_killed_pass_goes_on_and_gives_the_same_views(shards, tmp_path):
     assert not np.array_equal(whole["boxes"], views.load("crop-0")["boxes"])
     folder = os.path.join(views.folder, "crop-1")
     (tmp_path / "views" / "crop-1" / "done.json").write_text(json.dumps({"steps": 3}))
+    assert np.allclose(whole.pop("pooled"), whole["maps"].astype(np.float32).mean((2, 3)), atol=1e-6)
     for part, values in whole.items():  # what came after the third batch was lost
         damaged = values.copy()
         damaged[150:] = 0

@@ -2,7 +2,8 @@
 
 The crops are the product's own (EpochStream: drawn by seed, epoch, shard and row; boxes and flips recorded). With the
 backbone fixed, dozens of heads can share its forward passes, which are nearly all of the work.
-Files of a view, in a folder of its own: maps.npy float16 [N, D, G, G], boxes.npy [N, 4], flips.npy [N], done.json.
+Files of a view, in a folder of its own: maps.npy float16 [N, D, G, G], boxes.npy [N, 4], flips.npy [N], done.json;
+pooled.npy is made of the maps when it is first asked for.
 """
 
 from __future__ import annotations
@@ -83,8 +84,15 @@ class Views:
                 self._make(name, source, plan)
 
     def load(self, name: str) -> dict[str, np.ndarray]:
+        """Also "pooled" float32 [N, D]: all that methods without score maps look at, a fiftieth of the bytes."""
+        pooled = os.path.join(self.folder, name, "pooled.npy")
+        if not os.path.exists(pooled):
+            maps = np.load(os.path.join(self.folder, name, "maps.npy"), mmap_mode="r")
+            means = [maps[i : i + 256].astype(np.float32).mean((2, 3)) for i in range(0, len(maps), 256)]
+            np.save(f"{pooled}.{os.getpid()}.npy", np.concatenate(means))
+            os.replace(f"{pooled}.{os.getpid()}.npy", pooled)
         return {part: np.load(os.path.join(self.folder, name, f"{part}.npy"), mmap_mode="r")
-                for part in ("maps", "boxes", "flips")}
+                for part in ("maps", "boxes", "flips", "pooled")}
 
     def _done(self, name: str) -> int:
         """Batches of a view that are on disk."""

@@ -152,7 +152,7 @@ class Head:
         if state:
             state.begin_epoch(plan, 0, epochs_before)
         for number, (shards, places) in enumerate(plan.batches(range(STREAMS), 0), epoch * plan.steps):
-            batch = self._batch(shards, places, crop)
+            batch = self._batch(shards, places, crop, "maps" if method.needs_maps else "pooled")
             step = Step(self.world, len(batch), epoch, epochs, phase, number)
             if state:
                 state.begin_step()
@@ -168,11 +168,11 @@ class Head:
         if state:
             state.end_epoch()
 
-    def _batch(self, shards: np.ndarray, places: np.ndarray, crop: dict[str, np.ndarray]) -> Batch:
+    def _batch(self, shards: np.ndarray, places: np.ndarray, crop: dict[str, np.ndarray], what: str) -> Batch:
         rows = np.array([self.used[shard][place] for shard, place in zip(shards, places, strict=True)])
         where = self.first[shards] + rows
-        maps, boxes, flips = (torch.from_numpy(crop[part][where]) for part in ("maps", "boxes", "flips"))
-        return Batch(maps.float(), torch.from_numpy(self.labels[where]), shards, rows, boxes, flips)
+        inputs, boxes, flips = (torch.from_numpy(crop[part][where]) for part in (what, "boxes", "flips"))
+        return Batch(inputs.float(), torch.from_numpy(self.labels[where]), shards, rows, boxes, flips)
 
 
 def _no_pass() -> Iterator[Scored]:
@@ -188,5 +188,4 @@ def _pooled(views: Views, name: str) -> tuple[torch.Tensor, torch.Tensor]:
             for s in shards]
     where = np.concatenate([first[s] + used[s] for s in shards])
     labels = np.concatenate([source.sidecar.labels(s).dense(source.classes)[used[s]] for s in shards])
-    maps = views.load(name)["maps"][where]
-    return torch.from_numpy(maps.astype(np.float32).mean((2, 3))), torch.from_numpy(labels)
+    return torch.from_numpy(views.load(name)["pooled"][where]), torch.from_numpy(labels)
