@@ -15,7 +15,7 @@ from data_pipelines.source import ShardSource
 from tools.bench.quality import gaps, spearman
 from tools.bench.quality_data import prepare
 from tools.bench.quality_features import cannot_reach
-from tools.bench.quality_generated import CLASSES, generate
+from tools.bench.quality_generated import CLASSES, SIZES, generate
 from tools.bench.quality_photos import PHOTO_TRIALS
 from tools.bench.quality_trials import ANNOTATIONS, on_vectors
 from tools.cli import main
@@ -28,7 +28,7 @@ def bench(out, *options: str) -> tuple[dict, str]:
     """In a process of its own: the benchmark joins a process group of one."""
     command = [sys.executable, "-m", "tools.cli", "bench", "quality", "--out", str(out), *options]
     environment = {name: value for name, value in os.environ.items() if name != "LACUNA_EVAL_DATA"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True, env=environment)
     return json.loads(done.stdout.splitlines()[-1]), done.stdout
 
 
@@ -54,7 +54,7 @@ def test_annotations_say_no_more_than_the_truth(tmp_path):
     dense = {name: np.concatenate([s.sidecar.labels(i).dense(CLASSES)[s.subset.mask(i)]
                                    for i in range(len(s.index.shards))]) for name, s in sources.items()}
     truth = dense.pop("labels")
-    assert len(truth) == 0.8 * 2400
+    assert len(truth) == 0.8 * SIZES["train"]
     for name, labels in dense.items():
         known = labels >= 0
         assert np.array_equal(labels[known], truth[known]), name

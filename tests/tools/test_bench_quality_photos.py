@@ -52,10 +52,11 @@ def test_heads_learn_and_consistency_keeps_its_state(shards, tmp_path):
     verelst = {"start_phase": 1, "gamma": 0.1}
     found = {name: heads.score(name, {"lr": 2e-3, "method": method, "labels": labels}, 0) for name, method, labels in (
         ("oracle", {"name": "bce"}, "labels"), ("an", {"name": "an"}, "single"),
+        ("wan", {"name": "wan"}, "single"),
         ("en_scl", {"name": "en_scl", **verelst}, "single"), ("role", {"name": "role"}, "single"))}
     assert all(len(row["curve"]) == 5 + 2 for row in found.values())
     # Heads on the same labels share the AN warm-up.
-    assert found["an"]["curve"][:5] == found["role"]["curve"][:5]
+    assert found["an"]["curve"][:5] == found["wan"]["curve"][:5]
     assert np.allclose(found["an"]["curve"][:5], found["en_scl"]["curve"][:5], atol=0.2)  # exact logs, not ln(p + 1e-5)
     assert found["an"]["curve"][5:] != found["en_scl"]["curve"][5:]
     assert found["oracle"]["val"] > found["an"]["val"] + 10

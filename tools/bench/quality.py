@@ -52,7 +52,7 @@ def run(quick: bool, args: argparse.Namespace) -> dict:
     seeds, epochs = range(args.seeds or (1 if quick else 3)), args.epochs or (2 if quick else 15)
     sets = ["features"] if quick else args.sets
     if quick and not args.data:
-        args.data, epochs = generate(os.path.join(args.out, "generated")), args.epochs or 6
+        args.data, epochs = generate(os.path.join(args.out, "generated")), args.epochs or 4
     table: dict[str, dict] = {}
     if "photos" in sets:
         lite0_weights(args.out)  # what is lacking is said before hours of training
@@ -101,7 +101,10 @@ def _compare(trials: Trials, annotation: Annotation, methods: list[str] | None, 
     for method in _legal(methods, annotation.trials):
         if method in annotation.after and annotation.after[method] not in scores:
             raise UserError(f"--methods {method} needs the prior of {annotation.after[method]}: name that one before.")
-        best = trials.choose(annotation, method, annotation.trials[method][:most])
+        tried = annotation.trials[method]
+        if most:  # those that learn in few epochs
+            tried = sorted(tried, key=lambda trial: -trial["lr"])[:most]
+        best = trials.choose(annotation, method, tried)
         found = [trials.score(annotation, method, best, seed) for seed in seeds]
         scores[method] = [f["test"] for f in found]
         if method in annotation.priors:

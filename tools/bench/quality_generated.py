@@ -12,7 +12,7 @@ import os
 import numpy as np
 
 CLASSES, WIDTH, GROUPS = 20, 48, 5
-_SIZES = {"train": 2400, "test": 800}
+SIZES = {"train": 1600, "test": 600}
 
 
 def generate(folder: str, seed: int = 0) -> str:
@@ -22,10 +22,10 @@ def generate(folder: str, seed: int = 0) -> str:
         return folder
     os.makedirs(target, exist_ok=True)
     rng = np.random.default_rng(seed)
-    directions = 2 * rng.standard_normal((CLASSES, WIDTH))
-    for split, count in _SIZES.items():
+    directions = 4 * rng.standard_normal((CLASSES, WIDTH))
+    for split, count in SIZES.items():
         labels = _labels(rng, count)
-        vectors = labels @ directions + 7 * rng.standard_normal((count, WIDTH))
+        vectors = labels @ directions + 14 * rng.standard_normal((count, WIDTH))
         np.save(os.path.join(target, f"{split}_features.npy"), vectors.astype(np.float16))
         with open(os.path.join(target, f"{split}_labels.tsv"), "w", encoding="utf-8") as f:
             f.write("image\tfull\tsingle\n")

@@ -2,8 +2,9 @@
 
 Every head has its own optimizer and per-sample state, through the method contract that the trainer uses: plan, leased
 rows, `Method.loss` with logits and score maps, rows written back. What the backbone sees comes from quality_crops.py.
-Schedule, as in Verelst et al.: a warm-up with AN for all heads, then the method; the best epoch is chosen on the
-validation photos, and the last epoch is reported beside it.
+Schedule, as in Verelst et al.: a warm-up with AN for all heads (the oracle's with its full labels), then the method,
+whose best epoch is chosen on the validation photos; the last epoch is reported beside it. Only ROLE begins with itself:
+its label estimates start at ½ and would first undo what AN taught.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ PHOTO_TRIALS: dict[str, list[dict]] = {
     "en": _verelst("en", {}, lrs=_FOUR),
     "en_cl": _verelst("en_cl", *_GAMMAS),
     "en_scl": _verelst("en_scl", *_GAMMAS),
-    "role": _trials("role", {"lr": 1e-2}, {"lr": 3e-2}),
+    "role": _trials("role", {"lr": 3e-2}, {"lr": 1e-1}),
     "epr": _trials("epr", {}, lrs=_FOUR),
     "wan": _trials("wan", {}, lrs=_FOUR),
     "an_scl": _verelst("an_scl", *_GAMMAS),
@@ -99,7 +100,8 @@ class PhotoTrials:
         width = self.crops[0]["maps"].shape[1]
         model = Classifier(torch.nn.Identity(), width, source.classes, ModelConfig(), "centered")
         method = build_method(trial["method"], task)
-        warm = method if "start_phase" in trial["method"] else build_method({"name": "an"}, task)
+        own = "start_phase" in trial["method"] or trial["method"]["name"] == "role"
+        warm = method if own else build_method({"name": "an"}, task)
         head = Head(model, source, self.world, seed, self.crops)
         state = None
         if method.fields():
@@ -110,11 +112,12 @@ class PhotoTrials:
         for phase, ((active, rows), epochs, lr) in enumerate(phases):
             optimizer = torch.optim.Adam(model.head.parameters(), lr=lr)
             for epoch in range(epochs):
-                head.epoch(active, rows, optimizer, phase, epoch, epochs, len(curve))
+                steps = head.epoch(active, rows, optimizer, phase, epoch, epochs, len(curve))
                 curve.append({name: self._map(model, name) for name in self.tests})
+            active.end_phase(epochs * steps)
         if state:
             state.close()
-        best = max(curve, key=lambda epoch: epoch["val"])
+        best = max(curve[WARM_EPOCHS:], key=lambda epoch: epoch["val"])  # the warm-up is the same for all
         return {"val": best["val"], "test": best["test"], "last_val": curve[-1]["val"], "last_test": curve[-1]["test"],
                 "curve": [round(epoch["val"], 2) for epoch in curve]}
 
@@ -145,7 +148,8 @@ class Head:
         self.labels = np.concatenate([source.sidecar.labels(shard).dense(source.classes) for shard in shards])
 
     def epoch(self, method: Method, state: SampleState | None, optimizer: torch.optim.Optimizer, phase: int, epoch: int,
-              epochs: int, epochs_before: int) -> None:
+              epochs: int, epochs_before: int) -> int:
+        """The number of steps."""
         plan = EpochPlan(self.source.rows, mix(self.seed, phase), epoch, STREAMS, BATCH, OPEN_SHARDS)
         crop = self.crops[(_OFFSET * self.seed + epochs_before) % len(self.crops)]
         method.begin_epoch(EpochStart(phase, epoch, epochs, epochs_before, self.world, state, _no_pass))
@@ -167,6 +171,7 @@ class Head:
                 state.end_step()
         if state:
             state.end_epoch()
+        return plan.steps
 
     def _batch(self, shards: np.ndarray, places: np.ndarray, crop: dict[str, np.ndarray], what: str) -> Batch:
         rows = np.array([self.used[shard][place] for shard, place in zip(shards, places, strict=True)])

@@ -102,8 +102,9 @@ def _remaining() -> dict[str, list[Trial]]:
 
 
 def on_vectors(name: str) -> bool:
-    """Whether a method needs neither score maps nor a second view of the image."""
-    return not name.endswith("_scl") and not METHODS[name].needs_strong_view
+    """Whether a method needs neither score maps nor a second view of the image, nor tables of another model."""
+    kind = METHODS[name]
+    return not (name.endswith("_scl") or kind.needs_strong_view or kind.needs_scores)
 
 
 SINGLE.update(_remaining())
