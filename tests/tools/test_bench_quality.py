@@ -103,13 +103,12 @@ def test_spearman_against_scipy():
 
 
 @pytest.mark.parametrize(("options", "said"), [
-    (["--data", "nowhere"], "no folder coco_features"),
+    (["--data", "nowhere", "--sets", "features"], "no folder coco_features"),
+    (["--sets", "features", "--trial", '{"lr": 1}'], "needs the keys lr and method"),
     (["--sets", "features", "--methods", "role", "bogus"], "--methods bogus: legal"),
     (["--sets", "features", "--trial", "{"], "--trial '{': not a JSON object"),
 ])
 def test_bad_options_are_named(options, said, tmp_path, capsys):
-    if "--data" not in options:
-        options = [*options, "--data", generate(str(tmp_path))]
     assert main(["bench", "quality", "--out", str(tmp_path / "out"), *options]) == 2
     assert said in capsys.readouterr().err
 

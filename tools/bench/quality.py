@@ -51,6 +51,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(quick: bool, args: argparse.Namespace) -> dict:
     seeds, epochs = range(args.seeds or (1 if quick else 3)), args.epochs or (2 if quick else 15)
     sets = ["features"] if quick else args.sets
+    trial = _trial(args.trial) if args.trial else None
+    for name in sets:
+        _legal(args.methods, PHOTO_TRIALS if name == "photos" else ANNOTATIONS[name].trials)
     if quick and not args.data:
         args.data, epochs = generate(os.path.join(args.out, "generated")), args.epochs or 4
     table: dict[str, dict] = {}
@@ -60,8 +63,8 @@ def run(quick: bool, args: argparse.Namespace) -> dict:
     if linear:
         trials = Trials(_shards(args, "coco_features"), args.out, epochs)
         try:
-            if args.trial:
-                return _one_trial(trials, args, seeds)
+            if trial:
+                return _one_trial(trials, ANNOTATIONS[linear[0]], trial, seeds)
             methods = ["an", "oracle"] if quick else args.methods
             for name in linear:
                 table[name] = _compare(trials, ANNOTATIONS[name], methods, seeds, 2 if quick else None)
@@ -81,15 +84,19 @@ def _shards(args: argparse.Namespace, name: str) -> str:
     return prepare(source, args.out, _VAL_FRACTIONS[name])
 
 
-def _one_trial(trials: Trials, args: argparse.Namespace, seeds: range) -> dict:
+def _trial(text: str) -> dict:
     try:
-        trial = json.loads(args.trial)
+        trial = json.loads(text)
         missing = {"lr", "method"} - set(trial)
     except (ValueError, TypeError) as error:
-        raise UserError(f"--trial {args.trial!r}: not a JSON object ({error}).") from None
+        raise UserError(f"--trial {text!r}: not a JSON object ({error}).") from None
     if missing:
-        raise UserError(f"--trial {args.trial!r}: needs the keys lr and method (with its name).")
-    found = [trials.score(ANNOTATIONS[args.sets[0]], "trial", trial, seed) for seed in seeds]
+        raise UserError(f"--trial {text!r}: needs the keys lr and method (with its name).")
+    return trial
+
+
+def _one_trial(trials: Trials, annotation: Annotation, trial: dict, seeds: range) -> dict:
+    found = [trials.score(annotation, "trial", trial, seed) for seed in seeds]
     return {"ratios": {}, "trial": trial, "runs": [{k: f[k] for k in ("val", "test", "curve")} for f in found]}
 
 
