@@ -188,3 +188,14 @@ def test_crisp_over_epochs(source, tmp_path, mean):
     fresh = build_method(body, method.task)
     fresh.load_state(method.state())
     assert torch.equal(fresh.priors, method.priors)
+
+
+def test_crisp_says_when_the_classifier_cannot_rank(caplog):
+    """Scores that tell nothing: every prior is estimated near 1."""
+    z = np.full((60, 4), UNKNOWN, np.int8)
+    z[np.arange(60), np.arange(60) % 4] = POSITIVE
+    method = build_method({"name": "crisp"}, task_of(z))
+    pass_over = lambda: iter([Scored(batch_of(z), Outputs(torch.zeros(60, 4)), None)])  # noqa: E731
+    method.begin_epoch(EpochStart(0, 1, 9, 1, World(torch.device("cpu")), None, pass_over))
+    assert (method.priors == 1).all()
+    assert "raise method.warmup_epochs" in caplog.text

@@ -10,6 +10,7 @@ batch (the paper sums over classes; the factor 1/L keeps the scale of the warm-u
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import ClassVar, Literal
 
@@ -20,12 +21,15 @@ from data_pipelines.stream import Batch
 from trainer.methods.base import EpochStart, LossTerms, Method, Outputs, Settings, Step, negative, positive
 from trainer.methods.cole import log_loss
 
+log = logging.getLogger("lacuna")
+_IMPLAUSIBLE = 0.5  # mean prior: half of all labels positive
 _REACH = 16.0  # logits beyond ±16 share the outermost bins
 
 
 class CrispSettings(Settings):
     warmup_epochs: int = Field(1, ge=1)
-    """Epochs of AN at the run's start (the paper does not say how many)."""
+    """Epochs of AN at the run's start (the paper does not say how many). Priors of a classifier that cannot rank yet
+    are near 1, and everything positive is then the risk's minimum: from scratch, warm up until AN ranks."""
     every: int = Field(1, ge=1)
     """Epochs between two estimates of the priors (published: 1; with 3 the authors lose 0.5 to 2.2 mAP)."""
     delta: float = Field(0.01, gt=0, lt=1)
@@ -65,6 +69,9 @@ class Crisp(Method):
             counts[1] += binned_counts(bins, positive(scored.batch.labels), settings.bins)
         everyone = start.world.global_sum(counts)
         self.priors = estimated_priors(everyone[0], everyone[1], settings.delta, settings.tau).cpu()
+        if start.world.main and float(self.priors.mean()) > _IMPLAUSIBLE:
+            log.warning("crisp: the estimated class priors average %.2f. The classifier does not rank well enough yet, "
+                        "and the risk may make everything positive: raise method.warmup_epochs", self.priors.mean())
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
         is_positive = positive(batch.labels)
