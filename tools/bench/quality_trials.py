@@ -89,7 +89,9 @@ ANNOTATIONS = {
         "wne": _trials("wne"),
         "fe": _trials("fe"),
         "ls": _trials("ls", {"temperature": 5.0}, {"temperature": 20.0}),
-        **{name: _trials(name, {"side": "nearer"}, {"side": "negative"}) for name in ("se_i", "se_l", "se")},
+        "se_i": _trials("se_i", {}, {"positive_weight": 5.0}),
+        "se_l": _trials("se_l", {}, {"positive_weight": 5.0, "side": "negative"}),
+        "se": _trials("se", {}, {"positive_weight": 5.0}),
     }, "ne"),
 }
 
