@@ -17,11 +17,16 @@ from data_pipelines.errors import UserError
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SCRIPT = os.path.join(ROOT, "trainer", "run.py")
+_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Of ranks that share few cores: one thread each (sums then have one order) and no busy waiting."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **extra}
+    """Of ranks that share few cores: one thread each (sums then have one order) and no busy waiting.
+
+    A process group that this process is in is not the launch's own.
+    """
+    own = {name: value for name, value in os.environ.items() if name not in _GROUP}
+    return {**own, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **extra}
 
 
 def command(ranks: int, *arguments: str, port: int = 0, script: str = SCRIPT,

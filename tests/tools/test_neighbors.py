@@ -163,6 +163,7 @@ def test_class_distances():
     np.testing.assert_allclose(cosine, [[0, 1, inf, 0], [1, 0, inf, 1], [inf] * 4, [0, 1, inf, 0]], atol=1e-7)
 
 
+@pytest.mark.long
 def test_command_then_training(dataset, tmp_path, capsys, digit_shards):
     """The whole way on Ray: feature shards, then images by a backbone; SE trains for two epochs from the result."""
     out, images = str(tmp_path / "near"), str(tmp_path / "images")

@@ -65,6 +65,7 @@ def _label_rows(rng: np.random.RandomState, image: str, present: list[int]) -> l
     return [f"{image},{source},{mid},{value}\n" for source, mid, value in rows]
 
 
+@pytest.mark.long
 def test_openimages(world, tmp_path, capsys, monkeypatch):
     for key, value in environment().items():
         monkeypatch.setenv(key, value)

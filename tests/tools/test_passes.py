@@ -81,6 +81,7 @@ def test_errors_name_their_cause(pool, tmp_path):
         Parts(str(tmp_path), "squares").read(7)
 
 
+@pytest.mark.long
 def test_two_nodes(job, expected, tmp_path, pool):
     import ray
     from ray.cluster_utils import Cluster

@@ -160,6 +160,7 @@ def written(folder: Path, checkpoint: str) -> dict[tuple[str, int], np.ndarray]:
             for field, shards in reader.refs.items() for shard in shards}
 
 
+@pytest.mark.long
 def test_four_ranks_then_two_then_one(single_shards, en_scl_reference, tmp_path):
     body = en_scl_config(single_shards, "shrinking")
     for ranks, step in ((4, 8), (2, 18)):

@@ -63,6 +63,7 @@ def remote_weights(url: str) -> dict[str, torch.Tensor]:
     return load(storage.read_bytes(storage.join(root, commit["prefix"], "model.safetensors")))
 
 
+@pytest.mark.long
 def test_train_kill_resume_and_evaluate_on_s3(s3, single_shards, folder, en_scl_reference):
     root = f"s3://bucket/{folder.name}"
     reference = en_scl_reference

@@ -47,7 +47,8 @@ def stored(folder: Path) -> dict[str, np.ndarray]:
             for name in store.schema.fields}
 
 
-@pytest.mark.parametrize("method", METHODS)
+# ROLE is killed and resumed in every `make test` with its other estimators (test_many_runs.py).
+@pytest.mark.parametrize("method", [pytest.param(m, marks=[pytest.mark.long] * (m == "role")) for m in METHODS])
 def test_kill_resume_and_world_size(single_shards, folder, method):
     reference = Launch(method_config(single_shards, f"{method}-reference", method), folder, 2)
     reference.ok()
