@@ -17,7 +17,7 @@ import simplejpeg
 import torch
 from PIL import Image, ImageOps
 
-from data_pipelines.npy_header import HEADER_LOCK
+from data_pipelines.npy_header import alone
 
 MAX_PIXELS = 120_000_000
 _ORIENTATION = 0x0112  # the EXIF tag
@@ -130,8 +130,7 @@ def decode_vector(data: bytes) -> np.ndarray:
         if dtype is not None and len(shape) == 1 and len(data) == length + shape[0] * dtype.itemsize:
             vector = np.frombuffer(data, dtype, offset=length)
         else:
-            with HEADER_LOCK:
-                vector = np.load(io.BytesIO(data), allow_pickle=False)
+            vector = alone(lambda: np.load(io.BytesIO(data), allow_pickle=False))
     except Exception as error:
         raise DecodeError(f"not a plain .npy array ({error})") from None
     if vector.ndim != 1 or vector.dtype.kind != "f" or not np.isfinite(vector).all():
@@ -142,6 +141,5 @@ def decode_vector(data: bytes) -> np.ndarray:
 @functools.lru_cache(16)
 def _npy_layout(header: bytes) -> tuple[np.dtype | None, tuple]:
     """(element type, shape) in the header of a .npy file; parsed once, because all vectors of a set have the same."""
-    with HEADER_LOCK:
-        shape, _, dtype = np.lib.format.read_array_header_1_0(io.BytesIO(header[8:]))
+    shape, _, dtype = alone(lambda: np.lib.format.read_array_header_1_0(io.BytesIO(header[8:])))
     return (None if dtype.hasobject else dtype), shape

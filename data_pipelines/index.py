@@ -25,7 +25,7 @@ from data_pipelines import storage
 from data_pipelines.errors import UserError
 from data_pipelines.json_text import parse_json
 from data_pipelines.labels import NEGATIVE, UNKNOWN, SparseLabels
-from data_pipelines.npy_header import HEADER_LOCK
+from data_pipelines.npy_header import alone
 
 INDEX_NAME = "index.json"
 INDEX_VERSION = 1
@@ -285,20 +285,19 @@ def _npz(**arrays: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def _load_npz(data: bytes, where: str, names: tuple[str, ...], tries: int = 3) -> dict[str, np.ndarray]:
+def _load_npz(data: bytes, where: str, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    def read() -> dict[str, np.ndarray]:
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            return {name: archive[name] for name in names}
+
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as listed:
             unpacked = sum(entry.file_size for entry in listed.infolist())
         if unpacked > _MAX_UNPACKED:
             raise ValueError(f"{unpacked:,} bytes when unpacked, at most {_MAX_UNPACKED:,} are allowed")
-        with HEADER_LOCK, np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            return {name: archive[name] for name in names}
-    except SystemError:
-        # Python's parser, which numpy reads headers with, now and then fails when threads take turns inside it
-        # ("AST constructor recursion depth mismatch", CPython 3.11): the same bytes are read the next time.
-        if not tries:
-            raise
-        return _load_npz(data, where, names, tries - 1)
+        return alone(read)
+    except SystemError:  # the parser's fault, not the file's
+        raise
     except Exception as error:  # zipfile and numpy raise many kinds for damaged bytes
         raise UserError(f"{where}: damaged ({type(error).__name__}: {error}). Rebuild it.") from None
 

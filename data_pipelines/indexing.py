@@ -24,6 +24,7 @@ from data_pipelines.labels import SparseLabels
 from data_pipelines.packing import SIDECAR_NAME
 from data_pipelines.readers.base import IMAGE_EXTENSIONS, ClassNames, read_class_list, refuse_conflict
 from data_pipelines.tar_scan import Member, scan
+from data_pipelines.whole_number import whole_number
 
 LABEL_EXTENSIONS = ("cls", "json", "txt")
 
@@ -55,9 +56,10 @@ class ClassNumbers(ClassNames):
 
     def index(self, text: str | int, where: str) -> int:
         token = str(text).strip()
-        if not token.isdigit():
+        index = whole_number(token)
+        if index is None:
             raise UserError(f"{where}: {token!r} is no class id ≥ 0. If it is a name, give the class list: --classes.")
-        return int(token)
+        return index
 
 
 def index_tars(url: str, options: IndexOptions, *, workers: int = 0,

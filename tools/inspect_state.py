@@ -24,6 +24,7 @@ import state_store
 from data_pipelines import storage
 from data_pipelines.errors import UserError
 from data_pipelines.index import ShardIndex, Sidecar
+from data_pipelines.whole_number import whole_number
 from state_store.manifest import read_histogram
 from state_store.moving import KeyTable
 from state_store.store import StateStore
@@ -113,8 +114,9 @@ def overview(opened: Opened, values: bool, classes: list[str]) -> dict[str, Any]
 
 
 def _class_number(opened: Opened, name: str) -> int:
-    if name.isdigit():
-        return int(name)
+    number = whole_number(name)
+    if number is not None:
+        return number
     if opened.index is None or name not in opened.index.classes:
         known = f"there are {', '.join(opened.index.classes[:5])}, …" if opened.index else "pass --index to use names"
         raise UserError(f"--histograms {name}: no such class; {known}. A class number works too.")
@@ -181,11 +183,12 @@ def bars(counts: list[int]) -> str:
 def find_sample(opened: Opened, text: str) -> tuple[int, int]:
     shard, slash, row = text.partition("/")
     rows = opened.store.schema.rows
-    if slash and shard.isdigit() and row.isdigit():
-        if int(shard) >= len(rows) or int(row) >= rows[int(shard)]:
-            last = int(rows[min(int(shard), len(rows) - 1)]) - 1
+    number, place = whole_number(shard), whole_number(row)
+    if slash and number is not None and place is not None:
+        if number >= len(rows) or place >= rows[number]:
+            last = int(rows[min(number, len(rows) - 1)]) - 1
             raise UserError(f"--sample {text}: there are shards 0..{len(rows) - 1}, that one with rows 0..{last}.")
-        return int(shard), int(row)
+        return number, place
     if opened.index is None:
         raise UserError(f"--sample {text}: a key needs the shard index; pass --index, or write SHARD/ROW.")
     index = opened.index

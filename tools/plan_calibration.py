@@ -20,6 +20,7 @@ from data_pipelines.index import ShardIndex, SidecarWriter
 from data_pipelines.source import ShardSource
 from state_store.slots import Slots
 from tools.launches import SCRIPT, environment, read_lines
+from tools.process_memory import peak_resident_bytes
 from trainer.config import Config
 
 _STEPS_TO_KNOW_THE_PACE = 5
@@ -66,23 +67,20 @@ def _train(config: str, run: str, seconds: float) -> int:
     with open(log, "wb") as out:
         process = subprocess.Popen([sys.executable, SCRIPT, "--config", config], stdout=out, stderr=subprocess.STDOUT,
                                    env=environment(), start_new_session=True)
-    began, asked = time.monotonic(), False
-    while True:
-        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-        if pid:
-            break
+    began, asked, peak = time.monotonic(), False, 0
+    while process.poll() is None:
+        peak = max(peak, peak_resident_bytes(process.pid))
         late = time.monotonic() - began > seconds
         if late and not asked and len(_paces(run)) > _STEPS_TO_KNOW_THE_PACE:
             os.kill(process.pid, signal.SIGTERM)
             asked = True
         time.sleep(0.1)
-    process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         with open(log, encoding="utf-8", errors="replace") as f:
             lines = f.read().strip().splitlines()
         said = next((line for line in reversed(lines) if line.startswith("lacuna: ")), lines[-1] if lines else "")
         raise UserError(f"the calibration failed: {said.removeprefix('lacuna: ')}")
-    return usage.ru_maxrss * 1024
+    return peak
 
 
 def _paces(run: str) -> list[float]:

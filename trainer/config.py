@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from data_pipelines import storage
 from data_pipelines.errors import UserError
+from data_pipelines.whole_number import whole_number
 from trainer.durations import check_duration, check_positive_duration, is_zero
 
 Duration = Annotated[str, BeforeValidator(check_duration)]
@@ -268,7 +269,7 @@ def _explain(model: type, error: Any) -> str:
 
 def _legal_keys(model: Any, path: list[str]) -> list[str]:
     for part in path:
-        if part.isdigit():
+        if whole_number(part) is not None:
             continue
         annotation = model.model_fields[part].annotation
         options = [annotation, *getattr(annotation, "__args__", ())]
@@ -323,10 +324,11 @@ def _set(body: dict, path: list[str], value: Any, override: str) -> None:
     for i, part in enumerate(path):
         last = i == len(path) - 1
         if isinstance(node, list):
-            if not part.isdigit() or int(part) >= len(node):
+            number = whole_number(part)
+            if number is None or number >= len(node):
                 raise UserError(f"override {override!r}: {'.'.join(path[:i])} is a list; "
                                 f"use an index 0..{len(node) - 1}.")
-            part = int(part)  # type: ignore[assignment]
+            part = number  # type: ignore[assignment]
         elif not isinstance(node, dict):
             raise UserError(f"override {override!r}: {'.'.join(path[:i])} is a single value, it has no keys.")
         if last:

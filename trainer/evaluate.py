@@ -30,17 +30,12 @@ def evaluate(model: Classifier, source: ShardSource, config: Config, world: Worl
     was_training = model.training
     model.eval()
     bad: list[BadSample] = []
-    stream = EpochStream(source, plan, plan.rank_streams(world.rank, world.size), eval_maker(config, source),
-                         workers=config.data.workers, prefetch=config.data.prefetch, pin=world.device.type == "cuda")
-    with stream, torch.no_grad(), autocast(config, world):
+    with eval_stream(source, plan, config, world) as stream, torch.no_grad(), autocast(config, world):
         for batch in stream:
             watchdog.beat(where)
             bad += batch.bad
             if len(batch):
-                inputs = batch.inputs.to(world.device, non_blocking=True)
-                if config.train.channels_last and inputs.ndim == 4:
-                    inputs = inputs.to(memory_format=torch.channels_last)
-                logits = model(inputs)[0]
+                logits = model(model_inputs(batch.inputs, config, world))[0]
                 # The ordinal makes tied scores come in the same order on any number of ranks.
                 ordinals = first[batch.shards] + batch.rows
                 collector.add(torch.sigmoid(logits).float().cpu(), batch.labels, ordinals=ordinals)
@@ -60,6 +55,19 @@ def judge_bad(bad: list[BadSample], samples: int, most: float, where: str) -> No
         raise UserError(f"{text}: more than data.max_bad_fraction = {most} allows. "
                         "Repair them (`lacuna shards check` finds them all) or raise it.")
     log.warning("%s: the score leaves them out", text)
+
+
+def eval_stream(source: ShardSource, plan: EpochPlan, config: Config, world: World) -> EpochStream:
+    """This rank's part of the plan, without random augmentation."""
+    return EpochStream(source, plan, plan.rank_streams(world.rank, world.size), eval_maker(config, source),
+                       workers=config.data.workers, prefetch=config.data.prefetch, pin=world.device.type == "cuda")
+
+
+def model_inputs(inputs: torch.Tensor, config: Config, world: World) -> torch.Tensor:
+    """A batch's inputs where the model is, in the memory format that it works in."""
+    inputs = inputs.to(world.device, non_blocking=True)
+    images = config.train.channels_last and inputs.ndim == 4
+    return inputs.to(memory_format=torch.channels_last) if images else inputs
 
 
 def eval_maker(config: Config, source: ShardSource) -> SampleMaker:

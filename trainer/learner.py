@@ -11,7 +11,7 @@ from data_pipelines.hashing import mix
 from data_pipelines.stream import Batch
 from trainer.accumulate import carried, check_two_forwards, gather_outputs
 from trainer.engine import BatchSplit
-from trainer.evaluate import autocast
+from trainer.evaluate import autocast, model_inputs
 from trainer.methods.base import LossTerms, Outputs, Step
 
 if TYPE_CHECKING:
@@ -75,20 +75,19 @@ class Learner:
 
     def forward(self, inputs: torch.Tensor) -> Outputs:
         """Outputs of a micro-batch; an empty one costs a dummy forward, so that every rank takes part in the step."""
-        run, device = self.run, self.run.world.device
+        run = self.run
         count = len(inputs)
         empty = count == 0
         synced = run.config.model.batchnorm == "sync"  # its statistics are a collective: an empty rank takes part too
         if empty and not synced:
             inputs = inputs.new_zeros((1, *inputs.shape[1:]))
-        if run.config.train.channels_last and inputs.ndim == 4:
-            inputs = inputs.to(memory_format=torch.channels_last)
         # BatchNorm must not see the dummy, and local statistics of a single sample may not exist.
         apart = not synced and (empty or (count == 1 and run.config.model.batchnorm == "local"))
         if apart:
             run.model.eval()
         with autocast(run.config, run.world):
-            logits, maps, features = self.engine(inputs.to(device, non_blocking=True), with_maps=run.method.needs_maps)
+            inputs = model_inputs(inputs, run.config, run.world)
+            logits, maps, features = self.engine(inputs, with_maps=run.method.needs_maps)
         if apart:
             run.model.train()
         return Outputs(logits[:count], None if maps is None else maps[:count], features[:count])

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from data_pipelines.plan import EpochPlan
-from data_pipelines.stream import EpochStream
-from trainer.evaluate import autocast, eval_maker
+from trainer.evaluate import autocast, eval_stream, model_inputs
 from trainer.methods.base import Outputs, Scored
 
 if TYPE_CHECKING:
@@ -21,22 +20,18 @@ def scored(run: Run, plan: EpochPlan, overall: int) -> Iterator[Scored]:
 
     A run that is killed inside takes the whole pass again: nothing of it is committed before the next checkpoint.
     """
-    world, data, source = run.world, run.config.data, run.sources["train"]
+    world, source = run.world, run.sources["train"]
     was_training = run.model.training
     run.model.eval()
     if run.state:
         run.state.begin_epoch(plan, 0, overall)
-    stream = EpochStream(source, plan, plan.rank_streams(world.rank, world.size), eval_maker(run.config, source),
-                         workers=data.workers, prefetch=data.prefetch, pin=world.device.type == "cuda")
-    with stream, torch.no_grad():
+    with eval_stream(source, plan, run.config, world) as stream, torch.no_grad():
         for batch in stream:
             run.watchdog.beat("scoring the training samples")
             if run.state:
                 run.state.begin_step()
             if len(batch):
-                inputs = batch.inputs.to(world.device, non_blocking=True)
-                if run.config.train.channels_last and inputs.ndim == 4:
-                    inputs = inputs.to(memory_format=torch.channels_last)
+                inputs = model_inputs(batch.inputs, run.config, world)
                 with autocast(run.config, world):
                     outputs = Outputs(*run.model(inputs, with_maps=run.method.needs_maps))
                 batch.labels = batch.labels.to(world.device, non_blocking=True)

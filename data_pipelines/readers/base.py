@@ -20,6 +20,7 @@ from data_pipelines import storage
 from data_pipelines.errors import UserError
 from data_pipelines.json_text import parse_json
 from data_pipelines.labels import SparseLabels
+from data_pipelines.whole_number import whole_number
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 
@@ -153,10 +154,10 @@ class ClassNames:
     def index(self, text: str | int, where: str) -> int:
         """The class index of one token; a UserError that starts with `where` if there is none."""
         token = str(text).strip()
-        if token.lstrip("-").isdigit():
-            index = int(token)
-            if not 0 <= index < self.size:
-                raise UserError(f"{where}: class id {index}, but the class list has ids 0..{self.size - 1}. "
+        index = whole_number(token)
+        if index is not None or whole_number(token.removeprefix("-")) is not None:
+            if index is None or index >= self.size:
+                raise UserError(f"{where}: class id {token}, but the class list has ids 0..{self.size - 1}. "
                                 "Fix the label or the class list.")
             return index
         if token in self._twice:

@@ -12,6 +12,7 @@ import numpy as np
 from data_pipelines.errors import UserError
 from data_pipelines.labels import NEGATIVE, SparseLabels
 from data_pipelines.readers.base import Dataset, file_sample, read_lines, require_folder, without_missing
+from data_pipelines.whole_number import whole_number
 
 _TRAIN_FLAG = {"train": "1", "test": "0"}
 
@@ -52,7 +53,7 @@ def _pairs(path: str) -> list[tuple[str, str]]:
     pairs = []
     for number, line in enumerate(read_lines(path), 1):
         first, _, second = line.strip().partition(" ")
-        if not first.isdigit() or not second:
+        if whole_number(first) is None or not second:
             raise UserError(f"{path}:{number}: {line!r}; expected a number and a value.")
         pairs.append((first, second.strip()))
     return pairs

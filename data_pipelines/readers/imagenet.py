@@ -16,6 +16,7 @@ import re
 from data_pipelines.errors import UserError
 from data_pipelines.labels import NEGATIVE, UNKNOWN, SparseLabels
 from data_pipelines.readers.base import Dataset, file_sample, read_lines, read_text, require_folder, walk_images
+from data_pipelines.whole_number import whole_number
 
 _WNID = re.compile(r"n\d{8}")
 _VAL_NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
@@ -109,7 +110,7 @@ def _split_line(line: str, where: str) -> tuple[str | None, str] | None:
     if fields[:1] == ["ImageId"]:
         return None
     name, label = (None, fields[0]) if len(fields) == 1 else (os.path.basename(fields[0]), "".join(fields[1:2]))
-    if not (label.isdigit() or _WNID.fullmatch(label)):
+    if whole_number(label) is None and not _WNID.fullmatch(label):
         raise UserError(f"{where}: {line!r}; expected a WNID or a number, or a file name and one of them.")
     return (name.rsplit(".", 1)[0] if name else None), label
 

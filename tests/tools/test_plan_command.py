@@ -20,6 +20,7 @@ from data_pipelines.packing import Layout, pack
 from data_pipelines.readers import digits
 from tools.cli import main
 from tools.launches import read_lines
+from tools.process_memory import peak_resident_bytes
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +69,10 @@ class Watched:
             try:
                 proc = Path("/proc", str(launch.process.pid))
                 counters = dict(line.split(": ") for line in (proc / "io").read_text().splitlines())
-                status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
             except (OSError, ValueError):
                 break
             lines = read_lines(str(launch.folder / "metrics.jsonl"))
-            self.peak = max(self.peak, int(status.get("VmHWM", "0 kB").split()[0]) * 1024)
+            self.peak = max(self.peak, peak_resident_bytes(launch.process.pid))
             self.seen.append((lines[-1]["step"] if lines else 0, {k: int(v) for k, v in counters.items()}))
             self.disk = max(self.disk, _bytes_below(launch.folder / "state" / "chunks"))
             time.sleep(0.01)

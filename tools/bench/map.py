@@ -23,6 +23,7 @@ from sklearn.metrics import average_precision_score
 
 from data_pipelines.errors import UserError
 from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from tools.process_memory import peak_resident_bytes, resident_bytes
 from trainer.metrics_collector import ScoreCollector
 
 _BATCH = 256
@@ -124,23 +125,14 @@ def compare(name: str, scores: np.ndarray, targets: np.ndarray) -> dict:
 
 def peak_extra_bytes(call: Callable[[], object]) -> int:
     """Extra memory of a call at its peak: the larger of what was requested and what became resident."""
-    resident = _status_bytes("VmRSS")
+    resident = resident_bytes()
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew; without it the peak is an upper bound
     tracemalloc.start()  # numpy reports its arrays to tracemalloc
     call()
     requested = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return max(requested, _status_bytes("VmHWM") - resident)
-
-
-def _status_bytes(field: str) -> int:
-    """A memory figure of this process; 0 where the system has no /proc."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(field + ":"):
-                return int(line.split()[1]) * 1024
-    return 0
+    return max(requested, peak_resident_bytes() - resident)
 
 
 def _scores_for(rng: np.random.Generator, targets: np.ndarray) -> np.ndarray:

@@ -24,6 +24,7 @@ import state_store
 from state_store import Field
 from tools.bench.linked_shards import make_linked
 from tools.launches import Launch, command, environment, read_lines
+from tools.process_memory import peak_resident_bytes
 
 _ROWS, _CLASSES, _BATCH, _BUDGET_MB = 500, 1000, 32, 96
 _SIZES = (50_000, 500_000, 5_000_000)
@@ -69,19 +70,13 @@ def _measure(folder: str, samples: int, steps: int) -> dict:
 
     try:
         launch.wait_until(lambda: bool(lines()) and lines()[-1]["step"] >= steps, f"step {steps}")
-        peak = _peak_mb(launch.process.pid)
+        peak = peak_resident_bytes(launch.process.pid) / 2**20
     finally:
         launch.signal_all(signal.SIGKILL)
         launch.wait()
     rates = [line["samples_per_second"] for line in lines() if line["step"] > min(_WARM_UP, steps // 2)]
     return {"peak_mb": round(peak, 1), "us_per_sample": round(1e6 / statistics.median(rates), 1),
             "steps": lines()[-1]["step"]}
-
-
-def _peak_mb(pid: int) -> float:
-    with open(f"/proc/{pid}/status", encoding="ascii") as f:
-        line = next(line for line in f if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
 
 
 def _openimages(url: str, share: float) -> dict:

@@ -15,6 +15,7 @@ import numpy as np
 from state_store import Constant, Field
 from state_store.chunks import decode_into, encode
 from state_store.session import Session
+from tools.process_memory import peak_resident_bytes
 
 ROWS = 1000  # samples a shard
 THREADS = 2
@@ -194,23 +195,17 @@ def peak_memory(folder: str, samples: int, width: int, budget: int) -> dict[str,
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _peak() -> int:
-    """Highest RSS of this process; ru_maxrss would include the parent's, which an exec inherits."""
-    with open("/proc/self/status") as f:
-        return next(1024 * int(line.split()[1]) for line in f if line.startswith("VmHWM"))
-
-
 def _probe(folder: str, samples: int, width: int, budget: int) -> None:
     import state_store
 
-    imports = _peak()
+    imports = peak_resident_bytes()
     fields = [f for f in imagenet_fields(width, histogram=True) if width == 1000 or not f.name.startswith("heat")]
     store = state_store.create(folder, [ROWS] * (samples // ROWS), "bench", fields)
     with store.session(store.begin_attempt(), budget=budget) as session:
         fill(session)
         sequential_epoch(session)
         session.snapshot("end")
-    print(json.dumps({"imports": imports, "peak": _peak()}))
+    print(json.dumps({"imports": imports, "peak": peak_resident_bytes()}))
 
 
 if __name__ == "__main__":

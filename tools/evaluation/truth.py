@@ -18,6 +18,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.labels import NEGATIVE, SparseLabels
 from data_pipelines.readers.base import read_lines, read_text
 from data_pipelines.source import ShardSource
+from data_pipelines.whole_number import whole_number
 
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})(?:\.\w+)?$")
 _WNID = re.compile(r"n\d{8}")
@@ -84,7 +85,8 @@ def read_originals(path: str, count: int, classes: int) -> np.ndarray:
     lines = read_lines(path)
     if len(lines) != count:
         raise UserError(f"--val-labels {path}: {len(lines):,} lines; expected {count:,}, a class id an image.")
-    ids = np.array([int(line) if line.strip().isdigit() else NO_LABEL for line in lines], np.int64)
+    numbers = map(whole_number, lines)
+    ids = np.array([NO_LABEL if number is None else number for number in numbers], np.int64)
     if ids.min() < 0 or ids.max() >= classes:
         line = int(np.argmax((ids < 0) | (ids >= classes)))
         raise UserError(f"--val-labels {path}:{line + 1}: {lines[line]!r}; expected a class id 0..{classes - 1}.")

@@ -16,11 +16,11 @@ import torch
 
 from data_pipelines.plan import EpochPlan
 from data_pipelines.source import ShardSource
-from data_pipelines.stream import BadSample, EpochStream
+from data_pipelines.stream import BadSample
 from tools.passes.parts import absolute, fingerprint_of
 from tools.passes.trained import Trained, load_model
 from trainer.config import Config
-from trainer.evaluate import EVAL_BATCH, autocast, eval_maker
+from trainer.evaluate import EVAL_BATCH, autocast, eval_stream, model_inputs
 from trainer.models import Classifier
 from trainer.world import World
 
@@ -43,17 +43,13 @@ class ShardModel:
         rows = np.zeros_like(self.source.rows)
         rows[shard] = self.source.rows[shard]
         plan = EpochPlan(rows, 0, 0, 1, EVAL_BATCH, open_shards=1, shuffle=False)
-        data = self.config.data
-        stream = EpochStream(self.source, plan, range(1), eval_maker(self.config, self.source), workers=data.workers,
-                             prefetch=data.prefetch, pin=self.world.device.type == "cuda")
         answers, places, bad = [], [], list[BadSample]()
+        stream = eval_stream(self.source, plan, self.config, self.world)
         with stream, torch.no_grad(), autocast(self.config, self.world):
             for batch in stream:
                 bad += batch.bad
                 if len(batch):
-                    inputs = batch.inputs.to(self.world.device, non_blocking=True)
-                    if self.config.train.channels_last and inputs.ndim == 4:
-                        inputs = inputs.to(memory_format=torch.channels_last)
+                    inputs = model_inputs(batch.inputs, self.config, self.world)
                     answers.append(compute(self.model, inputs).float().cpu().numpy())
                     places.append(batch.rows)
         facts = {"rows": np.concatenate(places) if places else np.zeros(0, np.int64), "bad": _pack_bad(bad)}
