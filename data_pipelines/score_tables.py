@@ -71,7 +71,12 @@ def read_table(path: str, scratch: str, keys: str | None = None, classes: str | 
     if kind not in _READERS:
         raise UserError(f"{path}: a table of scores is a .parquet, .npz or .npy file.")
     local = _local(path, scratch)
-    found_keys, found_classes, values = _READERS[kind](local, path, scratch)
+    try:
+        found_keys, found_classes, values = _READERS[kind](local, path, scratch)
+    except UserError:
+        raise
+    except Exception as error:  # zipfile, numpy and pyarrow raise many kinds for damaged bytes
+        raise UserError(f"{path}: damaged, or no {kind} file ({type(error).__name__}: {error}).") from None
     key_list = _lines(keys) if keys else found_keys
     if key_list is None:
         raise UserError(f"{path}: which sample is which row? Pass --keys FILE with one sample key a line.")
@@ -100,10 +105,7 @@ _Read = tuple[list[str] | None, list[str] | None, np.ndarray]
 
 
 def _read_npy(local: str, path: str, scratch: str) -> _Read:
-    try:
-        return None, None, np.load(local, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise UserError(f"{path}: not an array file ({error}).") from None
+    return None, None, np.load(local, mmap_mode="r", allow_pickle=False)
 
 
 def _read_npz(local: str, path: str, scratch: str) -> _Read:
@@ -113,7 +115,7 @@ def _read_npz(local: str, path: str, scratch: str) -> _Read:
         with np.load(local, allow_pickle=False) as arrays:
             keys = arrays["keys"].astype(str).tolist()
             classes = arrays["classes"].astype(str).tolist() if "classes" in arrays.files else None
-    except (KeyError, zipfile.BadZipFile, ValueError, OSError) as error:
+    except KeyError as error:
         raise UserError(f"{path}: expected the arrays 'keys', 'scores' and 'classes' ({error}).") from None
     return keys, classes, _read_npy(scores, path, scratch)[2]
 
@@ -122,10 +124,7 @@ def _read_parquet(local: str, path: str, scratch: str) -> _Read:
     import pyarrow as pa  # half a second that other commands need not pay
     import pyarrow.parquet as pq
 
-    try:
-        file = pq.ParquetFile(local)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: not a Parquet file ({error}).") from None
+    file = pq.ParquetFile(local)
     names = file.schema_arrow.names
     if "key" not in names:
         raise UserError(f"{path}: no column 'key'; it has {_some(names)}.")

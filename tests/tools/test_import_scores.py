@@ -123,8 +123,10 @@ def test_files_that_are_no_tables(index, table, tmp_path, capsys):
     (tmp_path / "text.parquet").write_text("hello")
     pq.write_table(pa.table({"name": list(keys)}), tmp_path / "nokey.parquet")
     np.savez(tmp_path / "nameless.npz", keys=keys, scores=scores)
-    for name, message in (("bare.npy", "--keys FILE"), ("text.npz", "expected the arrays"),
-                          ("gone.npy", "no such file"), ("text.parquet", "not a Parquet file"),
+    np.savez(tmp_path / "empty.npz", keys=keys)
+    for name, message in (("bare.npy", "--keys FILE"), ("text.npz", "no .npz file"),
+                          ("empty.npz", "expected the arrays"),
+                          ("gone.npy", "no such file"), ("text.parquet", "no .parquet file"),
                           ("nokey.parquet", "no column 'key'"),
                           ("nameless.npz", "--classes FILE"), ("table.csv", "a .parquet, .npz or .npy file")):
         assert main(["import-scores", str(tmp_path / name), "--shards", index.url, "--out", str(tmp_path / "s")]) == 2

@@ -28,25 +28,29 @@ def long_config(shards, name):
     return body
 
 
-def test_a_frozen_rank_is_named_after_the_timeout_and_a_dead_one_ends_the_launch(digit_shards, folder):
-    launch = Launch(long_config(digit_shards, "frozen"), folder, 2, "train.timeout_seconds=6", "data.val=null")
+@pytest.mark.parametrize("number", [1, pytest.param(0, marks=pytest.mark.long)])  # rank 0 keeps the group's store
+def test_a_frozen_rank_is_named_after_the_timeout(digit_shards, folder, number):
+    launch = Launch(long_config(digit_shards, f"frozen-{number}"), folder, 2, "train.timeout_seconds=6",
+                    "data.val=null")
     launch.wait_for_step(3)
-    victim = launch.ranks()[1]
+    victim = launch.ranks()[number]
     os.kill(victim, signal.SIGSTOP)
     began = time.monotonic()
     try:
         # The launcher ends the others politely first, which a frozen process cannot hear: let it go on then.
-        while "rank 1 (last seen" not in launch.text() and time.monotonic() - began < 40:
+        while f"Waiting for: rank {number} (" not in launch.text() and time.monotonic() - began < 40:
             time.sleep(0.2)
         named_after = time.monotonic() - began
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGCONT)
     assert "made no progress for 6 s (train.timeout_seconds)" in launch.text()
-    assert "Waiting for: rank 1 (last seen: " in launch.text(), launch.text()[-2000:]
+    assert f"Waiting for: rank {number} (" in launch.text(), launch.text()[-2000:]
     assert named_after < 30
     assert launch.wait() != 0
 
+
+def test_a_dead_rank_ends_the_launch(digit_shards, folder):
     launch = Launch(long_config(digit_shards, "dead"), folder, 2, "data.val=null")
     launch.wait_for_step(3)
     os.kill(launch.ranks()[1], signal.SIGKILL)

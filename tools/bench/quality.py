@@ -11,7 +11,8 @@ DIR (or LACUNA_EVAL_DATA) holds coco_features/ and coco_photos/. Sets:
   photos     heads on a frozen EfficientNet-lite0 over random-resized crops, one positive per image (EN, CL, SCL)
 Every method of a set has the same number of trials, chosen by mAP on held-out training images with seed 0 (one that
 cannot reach the best before it, even at its last epoch's rate, is given up); the best is run with every seed and then
-tested. Gap closed = (method − low) / (oracle − low): oracle = full labels, low = AN (fpc300: Ignore, pos10: NE).
+tested. Methods that want a vision-language model's table get the scores of an AN classifier. Gap closed =
+(method − low) / (oracle − low): oracle = full labels, low = AN (fpc300: Ignore, pos10: NE).
 spearman = rank correlation of a class's mean prediction with its true frequency.
 """
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ import torch
 from data_pipelines.plan import EpochPlan
 from data_pipelines.source import ShardSource
 from data_pipelines.stream import EpochStream
-from tools.bench.quality_trials import Annotation, Trial
+from tools.bench.quality_teacher import write_table
+from tools.bench.quality_trials import TEACHER, Annotation, Trial
 from tools.neighbors.making import Wishes, make_neighbors
 from tools.passes.pool import PoolSettings, open_pool
 from trainer import loop
@@ -86,6 +88,8 @@ class Trials:
             body["prior"] = self.prior_path(annotation.labels, annotation.after[method], seed)
         if METHODS[body["name"]].needs_neighbors:
             body["neighbors"] = self.neighbors(labels)
+        if METHODS[body["name"]].needs_scores:
+            body["scores"] = self.table(labels)
         config = self._config(name, seed, trial["lr"], body, labels)
         run = build_run(config, self.world, self.watchdog)
         run.stop = stop = GiveUp(config, to_beat)
@@ -126,6 +130,20 @@ class Trials:
         if not os.path.exists(os.path.join(url, FACTS_NAME)):
             with open_pool(PoolSettings()) as pool:
                 make_neighbors(pool, self.source(labels), None, url, Wishes())
+        return url
+
+    def table(self, labels: str) -> str:
+        """Scores of a teacher for the training images, made when they are first needed."""
+        url = os.path.abspath(os.path.join(self.out, "tables", labels))
+        done = url + ".done"
+        if not os.path.exists(done):
+            config = self._config(f"teacher-{labels}", 0, TEACHER["lr"], TEACHER["method"], labels)
+            run = build_run(config, self.world, self.watchdog)
+            loop.train(run)
+            write_table(url, run, ShardSource.load(os.path.join(self.data, "train"), labels, None))
+            run.run_log.close()
+            shutil.rmtree(config.folder)
+            Path(done).touch()
         return url
 
     def prior_path(self, labels: str, method: str, seed: int) -> str:

@@ -39,6 +39,7 @@ def _consistency(name: str) -> list[Trial]:
 
 _ORACLE = _trials("bce", labels="labels")
 _COCO_GR = {"slope": [0.0, 10.0], "offset": [-2.0, -8.0]}
+TEACHER: Trial = {"lr": 1e-4, "method": {"name": "an"}}  # the setting that is chosen for AN itself
 _FPC_GAMMAS = ({"gamma_positive": 0, "gamma_negative": 0, "gamma_unknown": 0},  # plain cross entropy
                {"gamma_positive": 0, "gamma_negative": 3, "gamma_unknown": 4})  # the authors' on COCO with FPC
 
@@ -73,6 +74,9 @@ SINGLE = {
     "bce_ls": _trials("bce_ls", labels="labels"),
     "ll_cp": _trials("ll_cp", {"delta_percent": 0.1}, {"delta_percent": 0.2}),
     "em_apl": _trials("em_apl", {"pseudo_weight": 0.2}, {"pseudo_weight": 0.9}),
+    "vlpl": _trials("vlpl", {}, {"threshold": 0.1}),  # tables of the teacher
+    "gpr": _trials("gpr", {}, {**_COCO_GR, "threshold": 0.1}),
+    "ccd": _trials("ccd", {}, {"max_entropy": 4.0}),
     "crisp": _trials("crisp", {"positive_mean": "batch"}, {"positive_mean": "data"}),
 }
 ANNOTATIONS = {

@@ -68,16 +68,28 @@ class Predictions:
 
 def read_predictions(paths: list[str]) -> Predictions:
     where = " ".join(paths)
+    try:
+        return _read(where, paths)
+    except UserError:
+        raise
+    except FileNotFoundError as error:
+        raise UserError(f"--predictions {error.filename}: no such file.") from None
+    except Exception as error:  # zipfile, numpy and pyarrow raise many kinds for damaged bytes
+        raise UserError(f"--predictions {where}: damaged, or not what its ending says ({type(error).__name__}: "
+                        f"{error}). Expected {_FORMS}.") from None
+
+
+def _read(where: str, paths: list[str]) -> Predictions:
     if len(paths) == 2 and all(path.endswith(".npy") for path in paths):
-        first, second = (_npy(path) for path in paths)
+        first, second = (np.load(path, allow_pickle=False) for path in paths)
         if first.dtype.kind == "f" and second.dtype.kind in "iu":
             first, second = second, first
         return _checked(where, second, first, None)
     if len(paths) == 1 and paths[0].endswith(".npy"):
-        return _checked(where, _npy(paths[0]), None, None)
+        return _checked(where, np.load(paths[0], allow_pickle=False), None, None)
     if len(paths) == 1 and paths[0].endswith(".npz"):
-        arrays = _npz(paths[0])
-        return _checked(where, arrays.get("scores"), arrays.get("classes"), arrays.get("keys"))
+        with np.load(paths[0], allow_pickle=False) as archive:
+            return _checked(where, *(archive.get(name) for name in ("scores", "classes", "keys")))
     if len(paths) == 1 and paths[0].endswith(".parquet"):
         return _checked(where, *_parquet(paths[0]))
     raise UserError(f"--predictions {where}: expected {_FORMS}.")
@@ -116,35 +128,11 @@ def _checked(where: str, scores: np.ndarray | None, classes: np.ndarray | None,
     return Predictions(where, small, ids, names, rounded)
 
 
-def _npy(path: str) -> np.ndarray:
-    try:
-        return np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise UserError(f"--predictions {path}: no such file.") from None
-    except (ValueError, EOFError, OSError) as error:
-        raise UserError(f"--predictions {path}: not an array of numbers ({error}).") from None
-
-
-def _npz(path: str) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except FileNotFoundError:
-        raise UserError(f"--predictions {path}: no such file.") from None
-    except Exception as error:  # zipfile and numpy raise many kinds for damaged bytes
-        raise UserError(f"--predictions {path}: not a .npz of numbers ({type(error).__name__}: {error}).") from None
-
-
 def _parquet(path: str) -> tuple[np.ndarray | None, np.ndarray | None, list[str] | None]:
     import pyarrow as pa
     from pyarrow import parquet
 
-    try:
-        table = parquet.read_table(path)
-    except FileNotFoundError:
-        raise UserError(f"--predictions {path}: no such file.") from None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"--predictions {path}: not a Parquet file ({error}).") from None
+    table = parquet.read_table(path)
 
     def matrix(name: str) -> np.ndarray | None:
         if name not in table.column_names:
