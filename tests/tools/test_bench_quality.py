@@ -12,9 +12,9 @@ import pytest
 from scipy.stats import spearmanr
 
 from data_pipelines.source import ShardSource
-from tools.bench.quality import gaps, spearman
+from tools.bench.quality import gaps, rank_correlations
 from tools.bench.quality_data import prepare
-from tools.bench.quality_features import cannot_reach
+from tools.bench.quality_features import Trials, cannot_reach
 from tools.bench.quality_generated import CLASSES, SIZES, generate
 from tools.bench.quality_photos import PHOTO_TRIALS
 from tools.bench.quality_trials import ANNOTATIONS, on_vectors
@@ -45,6 +45,25 @@ def test_full_labels_beat_an_and_what_is_known_is_not_trained_again(tmp_path):
     assert again["table"] == report["table"]
     assert sorted((tmp_path / "scores.jsonl").read_text().splitlines()) == sorted(scores)
     assert not os.listdir(tmp_path / "trials")
+
+
+def test_selective_is_trained_again_for_another_prior(tmp_path):
+    folder = prepare(os.path.join(generate(str(tmp_path)), "coco_features"), str(tmp_path), 0.2)
+    trial = {"lr": 1e-3, "method": {"name": "csl", "mode": "selective", "prior_threshold": 0.5}}
+    trials = Trials(folder, str(tmp_path), 1)
+
+    def score(prior: float) -> dict:
+        trials.write_prior("fpc300", "csl_ignore", 0, [prior] * CLASSES)
+        return trials.score(ANNOTATIONS["fpc300"], "csl_selective", trial, 0)
+
+    try:
+        low, high = score(0.1), score(0.9)  # of all classes: likely entries are ignored, or all unknown ones
+        assert low["curve"] != high["curve"]
+        assert score(0.1) == low
+        assert score(0.9) == high
+    finally:
+        trials.close()
+    assert len((tmp_path / "scores.jsonl").read_text().splitlines()) == 2  # nothing was trained twice
 
 
 def test_annotations_say_no_more_than_the_truth(tmp_path):
@@ -96,10 +115,14 @@ def test_gaps():
     assert gaps({"role": [46.0]}, "an")["role"]["gap_closed"] is None
 
 
-def test_spearman_against_scipy():
-    rng = np.random.default_rng(0)
-    a, b = rng.integers(0, 9, 60), rng.random(60)  # with ties
-    assert spearman(a, b) == pytest.approx(spearmanr(a, b).statistic, abs=1e-12)
+def test_rank_correlations():
+    truth, told = np.array([900, 40, 500, 300, 20, 700]), np.array([300, 40, 300, 300, 20, 300])
+    means = np.array([[0.9, 0.4, 0.5, 0.3, 0.2, 0.7], [0.3, 0.2, 0.7, 0.9, 0.1, 0.5]])  # right; frequent ones reversed
+    found = rank_correlations(means, truth, told)
+    assert found["spearman_hidden"] == pytest.approx((1 - 1) / 2)
+    assert found["spearman"] == pytest.approx(np.mean([spearmanr(m, truth).statistic for m in means]), abs=1e-3)
+    assert found["spearman_annotations"] == pytest.approx(spearmanr(told, truth).statistic, abs=1e-3)
+    assert rank_correlations(np.full((1, 6), 0.5), truth, told)["spearman"] is None  # all alike: no ranks
 
 
 @pytest.mark.parametrize(("options", "said"), [

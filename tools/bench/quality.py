@@ -13,7 +13,9 @@ Every method of a set has the same number of trials, chosen by mAP on held-out t
 cannot reach the best before it, even at its last epoch's rate, is given up); the best is run with every seed and then
 tested. Methods that want a vision-language model's table get the scores of an AN classifier. Gap closed =
 (method − low) / (oracle − low): oracle = full labels, low = AN (fpc300: Ignore, pos10: NE).
-spearman = rank correlation of a class's mean prediction with its true frequency.
+spearman = rank correlation of a class's mean prediction over the training images with its true frequency;
+spearman_hidden = the same among the classes whose annotations were cut to the same number, which then tell nothing;
+spearman_annotations = that of the numbers of annotated positives alone.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from tools.bench.quality_features import Trials
 from tools.bench.quality_generated import generate
 from tools.bench.quality_photos import PHOTO_TRIALS, PhotoTrials
 from tools.bench.quality_trials import ANNOTATIONS, Annotation
+from tools.prior import spearman
 
 _VAL_FRACTIONS = {"coco_features": 0.2, "coco_photos": 0.15}
 SETS = (*ANNOTATIONS, "photos")
@@ -116,12 +119,25 @@ def _compare(trials: Trials, annotation: Annotation, methods: list[str] | None, 
         found = [trials.score(annotation, method, best, seed) for seed in seeds]
         scores[method] = [f["test"] for f in found]
         if method in annotation.priors:
-            truth = trials.source("labels").subset_counts()[0]
             for seed, f in zip(seeds, found, strict=True):
                 trials.write_prior(annotation.labels, method, seed, f["means"])
-            extra[method] = {"spearman": round(float(np.mean([spearman(f["means"], truth) for f in found])), 3)}
+            truth, told = (trials.source(labels).subset_counts()[0] for labels in ("labels", annotation.labels))
+            extra[method] = rank_correlations(np.array([f["means"] for f in found]), truth, told)
         _say(method, scores[method], best)
     return {method: row | extra.get(method, {}) for method, row in gaps(scores, annotation.low).items()}
+
+
+def rank_correlations(means: np.ndarray, truth: np.ndarray, told: np.ndarray) -> dict[str, float | None]:
+    """Of mean predictions [seeds, L] with the true frequencies [L], averaged over the seeds; None: undefined.
+
+    told: annotated positives [L]; how well they alone rank the classes is `spearman_annotations`.
+    """
+    rows: dict[str, float | None] = {}
+    for name, guesses, which in (("spearman", means, told >= 0), ("spearman_hidden", means, told == told.max()),
+                                 ("spearman_annotations", told[None], told >= 0)):
+        found = [spearman(guess[which], truth[which]) for guess in guesses]
+        rows[name] = None if None in found else round(float(np.mean(np.array(found, float))), 3)
+    return rows
 
 
 def _photos(args: argparse.Namespace, seeds: range) -> dict[str, dict]:
@@ -159,12 +175,3 @@ def gaps(scores: dict[str, list[float]], low: str) -> dict[str, dict]:
     return {method: {"map": round(means[method], 2), "std": round(float(np.std(s)), 2),
                      "gap_closed": round((means[method] - means[low]) / (means["oracle"] - means[low]), 3)
                      if known else None} for method, s in scores.items()}
-
-
-def spearman(a, b) -> float:
-    """Rank correlation; ties share their mean rank."""
-    ranks = []
-    for values in (np.asarray(a, float), np.asarray(b, float)):
-        ordered = np.sort(values)
-        ranks.append(np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right"))
-    return float(np.corrcoef(np.stack(ranks))[0, 1])

@@ -29,7 +29,7 @@ from trainer.config import Config, parse_config
 from trainer.evaluate import EVAL_BATCH, eval_maker
 from trainer.methods import METHODS
 from trainer.neighbors import FACTS_NAME
-from trainer.priors import write_prior
+from trainer.priors import read_prior, write_prior
 from trainer.run_log import log
 
 BATCH = 16
@@ -66,10 +66,18 @@ class Trials:
         A trial that was given up has no "test".
         """
         labels = trial.get("labels", annotation.labels)
-        key = json.dumps([labels, trial, seed, self.epochs], sort_keys=True)
+        body = dict(trial["method"])
+        if method in annotation.after:
+            body["prior"] = self.prior_path(annotation.labels, annotation.after[method], seed)
+        facts = [labels, trial, seed, self.epochs]
+        if "prior" in body:  # another prior makes it another trial
+            index = self.source(labels).index
+            prior = read_prior(body["prior"], len(index.classes), index.classes)
+            facts.append(hashlib.sha256(prior.tobytes()).hexdigest()[:16])
+        key = json.dumps(facts, sort_keys=True)
         known = self._known()
         if key not in known:
-            known[key] = {"key": key, **self._train(annotation, method, trial, seed, labels, key, to_beat)}
+            known[key] = {"key": key, **self._train(annotation, method, trial, body, seed, labels, key, to_beat)}
             with open(self.path, "a", encoding="utf-8") as f:
                 f.write(json.dumps(known[key]) + "\n")
         return known[key]
@@ -80,12 +88,10 @@ class Trials:
         with open(self.path, encoding="utf-8") as f:
             return {line["key"]: line for line in map(json.loads, f)}
 
-    def _train(self, annotation: Annotation, method: str, trial: Trial, seed: int, labels: str, key: str,
+    def _train(self, annotation: Annotation, method: str, trial: Trial, body: dict, seed: int, labels: str, key: str,
                to_beat: float) -> dict:
+        """`body`: the trial's method with the files that it needs."""
         name = hashlib.sha256(key.encode()).hexdigest()[:16]
-        body = dict(trial["method"])
-        if method in annotation.after:
-            body["prior"] = self.prior_path(annotation.labels, annotation.after[method], seed)
         if METHODS[body["name"]].needs_neighbors:
             body["neighbors"] = self.neighbors(labels)
         if METHODS[body["name"]].needs_scores:
