@@ -8,6 +8,7 @@ from data_pipelines.errors import UserError
 from data_pipelines.hashing import mix
 from data_pipelines.labels import NEGATIVE
 from data_pipelines.source import ShardSource
+from trainer.backbone_parts import check_parts
 from trainer.checkpoint import Checkpoints
 from trainer.config import Config, SplitConfig
 from trainer.loop import Run, Stop
@@ -101,6 +102,8 @@ def mean_positives(sources: dict[str, ShardSource]) -> float | None:
 def place_model(config: Config, train: ShardSource, world: World) -> Classifier:
     torch.manual_seed(mix(config.seed, 0))  # every rank draws the same head
     model = build_model(config.model, config.data, train.classes, train.feature_width)
+    for number, phase in enumerate(config.phases):
+        check_parts(model.backbone, model.names, phase.trainable, f"phases.{number}.trainable", config.model.backbone)
     if config.model.batchnorm == "sync":
         if world.device.type != "cuda":
             raise UserError("model.batchnorm = 'sync' works on GPUs only. Use 'frozen' (or 'local') here.")

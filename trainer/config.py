@@ -21,8 +21,18 @@ from data_pipelines.errors import UserError
 from data_pipelines.whole_number import whole_number
 from trainer.durations import check_duration, check_positive_duration, is_zero
 
+
+def _check_trainable(value: Any) -> Any:
+    parts = [str(part) if type(part) is int else part for part in value] if isinstance(value, list | tuple) else []
+    named = parts and all(isinstance(part, str) and part.strip(".") and part != "all" for part in parts)
+    if value not in ("head", "all") and not named:
+        raise UserError("write head, all, or a list of parts of the backbone such as [layer4]")
+    return tuple(parts) or value
+
+
 Duration = Annotated[str, BeforeValidator(check_duration)]
 PositiveDuration = Annotated[str, BeforeValidator(check_positive_duration)]
+Trainable = Annotated[Literal["head", "all"] | tuple[str, ...], BeforeValidator(_check_trainable)]
 
 
 class Section(BaseModel):
@@ -110,7 +120,10 @@ class PhaseConfig(Section):
     epochs: int = Field(gt=0)
     batch: int = Field(gt=0)
     """The *global* batch."""
-    trainable: Literal["head", "all"] = "all"
+    trainable: Trainable = "all"
+    """head; all; or the head and parts of the backbone, by the names that its publisher gave them: a list such as
+    [layer4] (torchvision:resnet50) or [blocks.5, blocks.6, conv_head, bn2] (timm:tf_efficientnet_lite0). What is fixed
+    keeps its weights and its BatchNorm statistics, and has no dropout."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     lr: float = Field(gt=0)
     head_lr_multiplier: float = Field(1.0, gt=0)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from data_pipelines.errors import UserError
+from trainer.backbone_parts import learning, published_names
 from trainer.config import DataConfig, ModelConfig
 
 _NORMS = {
@@ -31,16 +32,19 @@ class Classifier(nn.Module):
     mean: torch.Tensor
     std: torch.Tensor
 
-    def __init__(self, backbone: nn.Module, width: int, classes: int, config: ModelConfig, normalize: str):
+    def __init__(self, backbone: nn.Module, width: int, classes: int, config: ModelConfig, normalize: str,
+                 names: dict[str, str] | None = None):
+        """`names`: how the publisher of the backbone calls its modules and parameters."""
         super().__init__()
         self.backbone = backbone
+        self.names = names or published_names(backbone, backbone)
         self.neck = nn.Linear(width, config.bottleneck) if config.bottleneck else nn.Identity()
         self.head = nn.Linear(config.bottleneck or width, classes)
         self.width = width
         self.extra: nn.Module | None = None  # what a method trains beside the head
         self.boost = config.boost
         self.freeze_statistics = config.batchnorm == "frozen"
-        self.freeze_backbone = False
+        self.set_trainable("all")
         mean, std = _NORMS[normalize]
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1) * 255, persistent=False)
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1) * 255, persistent=False)
@@ -74,28 +78,31 @@ class Classifier(nn.Module):
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
         """[B, D, G, G], or [B, D] for feature shards."""
-        if inputs.dtype == torch.uint8:
-            inputs = (inputs.float() - self.mean) / self.std
-        if self.freeze_backbone:
+        inputs = self.normalized(inputs)
+        if not self.learning:
             with torch.no_grad():
                 return self.backbone(inputs)
         return self.backbone(inputs)
 
+    def normalized(self, inputs: torch.Tensor) -> torch.Tensor:
+        return (inputs.float() - self.mean) / self.std if inputs.dtype == torch.uint8 else inputs
+
     def train(self, mode: bool = True) -> Classifier:
         super().train(mode)
-        if self.freeze_backbone:
-            self.backbone.eval()
+        for name, module in self.backbone.named_modules():
+            if name not in self.learning:
+                module.training = False
         if self.freeze_statistics:
             for module in self.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
         return self
 
-    def set_trainable(self, part: str) -> None:
-        """'head': the backbone is fixed and stays in evaluation mode; 'all': everything learns."""
-        self.freeze_backbone = part == "head"
-        for parameter in self.backbone.parameters():
-            parameter.requires_grad_(part == "all")
+    def set_trainable(self, trainable: str | tuple[str, ...]) -> None:
+        """'head', 'all', or the head and parts of the backbone by name; what is fixed stays in evaluation mode."""
+        self.learning = learning(self.names, trainable)
+        for name, parameter in self.backbone.named_parameters():
+            parameter.requires_grad_(name in self.learning)
 
 
 class _Tokens(nn.Module):
@@ -129,8 +136,11 @@ def build_model(config: ModelConfig, data: DataConfig, classes: int, feature_wid
         return Classifier(nn.Identity(), feature_width, classes, config, data.normalize)
     if source not in _SOURCES or not name:
         raise UserError(f"model.backbone = {config.backbone!r}: write 'torchvision:NAME', 'timm:NAME' or 'features'.")
-    backbone = _SOURCES[source](name, config.weights, data.image_size)
-    return Classifier(backbone, _probe(backbone, config, data.image_size), classes, config, data.normalize)
+    body, backbone = _SOURCES[source](name, config.weights, data.image_size)
+    if _is_file(config.weights):
+        _load_file(body, backbone, config.weights)
+    return Classifier(backbone, _probe(backbone, config, data.image_size), classes, config, data.normalize,
+                      published_names(body, backbone))
 
 
 def _probe(backbone: nn.Module, config: ModelConfig, size: int) -> int:
@@ -157,7 +167,7 @@ _PARTS = {
 }
 
 
-def _torchvision(name: str, weights: str, size: int) -> nn.Module:
+def _torchvision(name: str, weights: str, size: int) -> tuple[nn.Module, nn.Module]:
     import torchvision
 
     chosen = None
@@ -188,12 +198,10 @@ def _torchvision(name: str, weights: str, size: int) -> nn.Module:
     else:
         raise UserError(f"model.backbone 'torchvision:{name}' has no feature map that we know. "
                         "Use its timm twin: 'timm:NAME'.")
-    if _is_file(weights):
-        _load_file(body, part, weights)
-    return part
+    return body, part
 
 
-def _timm(name: str, weights: str, size: int) -> nn.Module:
+def _timm(name: str, weights: str, size: int) -> tuple[nn.Module, nn.Module]:
     import timm
 
     if weights not in ("none", "default") and not _is_file(weights):
@@ -215,10 +223,7 @@ def _timm(name: str, weights: str, size: int) -> nn.Module:
         hint = f"did you mean {close[0]!r}? " if close and close[0] != name else ""
         raise UserError(f"model.backbone 'timm:{name}' at data.image_size = {size}: {error}. {hint}"
                         "timm.list_models() names them all.") from None
-    part = _Tokens(body)
-    if _is_file(weights):
-        _load_file(body, part, weights)
-    return part
+    return body, _Tokens(body)
 
 
 def _not_fetched(weights: str, error: OSError) -> UserError:
@@ -226,7 +231,7 @@ def _not_fetched(weights: str, error: OSError) -> UserError:
                      ".safetensors or .pth file of them, or 'none'.")
 
 
-def _lacuna(name: str, weights: str, size: int) -> nn.Module:
+def _lacuna(name: str, weights: str, size: int) -> tuple[nn.Module, nn.Module]:
     """`tiny`: four plain convolutions for the demo and tests; no norm, so results do not depend on the ranks."""
     if name != "tiny":
         raise UserError(f"model.backbone 'lacuna:{name}': there is only 'lacuna:tiny'.")
@@ -238,12 +243,11 @@ def _lacuna(name: str, weights: str, size: int) -> nn.Module:
         nn.init.kaiming_normal_(layers[-2].weight, nonlinearity="relu")  # type: ignore[arg-type]
         nn.init.zeros_(layers[-2].bias)  # type: ignore[arg-type]
     body = nn.Sequential(*layers)
-    if _is_file(weights):
-        _load_file(body, body, weights)
-    return body
+    return body, body
 
 
-_SOURCES: dict[str, Callable[[str, str, int], nn.Module]] = {
+# Each gives the whole model and its part that leads to the feature map.
+_SOURCES: dict[str, Callable[[str, str, int], tuple[nn.Module, nn.Module]]] = {
     "torchvision": _torchvision, "timm": _timm, "lacuna": _lacuna,
 }
 

@@ -81,8 +81,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(last_checkpoint(folder) / "model.safetensors")
 
 
-def optimizer_tensors(folder: Path) -> list[torch.Tensor]:
-    """Every tensor of the optimizer state, in a fixed order."""
+def optimizer_tensors(folder: Path, step: int | None = None) -> list[torch.Tensor]:
+    """Every tensor of the optimizer state, in a fixed order; of the last checkpoint, or of the one at a step."""
     found: list[torch.Tensor] = []
 
     def collect(node) -> None:
@@ -95,7 +95,8 @@ def optimizer_tensors(folder: Path) -> list[torch.Tensor]:
             for item in node:
                 collect(item)
 
-    for path in sorted((last_checkpoint(folder) / "engine").glob("*.pt")):
+    checkpoint = last_checkpoint(folder) if step is None else folder / "checkpoints" / f"step-{step:08d}"
+    for path in sorted((checkpoint / "engine").glob("*.pt")):
         body = torch.load(path, map_location="cpu", weights_only=False)  # written by this test's own launch
         collect(body.get("optimizer", body.get("optimizer_state_dict")))
     assert found, "no optimizer state in the checkpoint"

@@ -76,6 +76,10 @@ def test_mistakes_in_values_name_the_key_and_what_is_legal(write):
         "train.checkpoint_every=5": "train.checkpoint_every = 5: duration 5: write steps as '500st'",
         "phases.0.schedule=one_cycle": "phases.0: schedule = 'one_cycle' needs the length of its rise",
         "phases.0.lr=.inf": "phases.0.lr = inf",
+        "phases.0.trainable=heads": "phases.0.trainable = 'heads': write head, all, or a list of parts of the backbone",
+        "phases.0.trainable=[]": "write head, all, or a list",
+        "phases.0.trainable=[all, layer4]": "write head, all, or a list",
+        "phases.0.trainable=[layer4, '']": "write head, all, or a list",
         "data.augment.scale=[1, 0.5]": "0 < a <= b <= 1",
         "data.train.url.x=1": "data.train.url is a single value",
         "data.valu.url=/x": "unknown key 'data.valu'; did you mean 'val'?",
@@ -84,6 +88,14 @@ def test_mistakes_in_values_name_the_key_and_what_is_legal(write):
         with pytest.raises(UserError) as caught:
             load_config(path, [override])
         assert message in str(caught.value), override
+
+
+def test_parts_to_train_are_part_of_the_fingerprint(write):
+    path = write("x.yaml", BODY)
+    whole, part = (load_config(path, override) for override in ([], ["phases.0.trainable=[head, 6, layer4.0]"]))
+    assert part.phases[0].trainable == ("head", "6", "layer4.0")
+    assert parse_config(part.model_dump(mode="json"), "again") == part
+    assert whole.differences(part) == ["phases.0.trainable: 'all' → ('head', '6', 'layer4.0')"]
 
 
 def test_fingerprints_ignore_where_and_how_fast_and_differences_name_the_rest():

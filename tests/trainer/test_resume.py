@@ -1,4 +1,7 @@
-"""A run that was killed or stopped and resumed ends as if it had never been, on the same or another number of ranks."""
+"""A run that was killed or stopped and resumed ends as if it had never been, on the same or another number of ranks.
+
+Its phases train the head, then the head with one layer of the backbone, then everything.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,10 @@ from launching import (
     trace,
     weights,
 )
+from safetensors.torch import load_file
+
+LAST = "6"  # the last layer of lacuna:tiny
+EPOCH, EPOCHS = 16, 4  # steps of an epoch, epochs of the three phases
 
 
 def config(shards: Path, name: str, **phase) -> dict:
@@ -41,6 +48,13 @@ def config(shards: Path, name: str, **phase) -> dict:
     }
 
 
+def three_phases(shards: Path, name: str, **phase) -> dict:
+    body = config(shards, name, **phase)
+    head, everything = body["phases"]
+    body["phases"] = [head, {**head, "name": "last", "trainable": ["head", LAST]}, everything]
+    return body
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("runs")
@@ -49,27 +63,45 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def reference(digit_shards, folder) -> Path:
     """Two ranks, never interrupted."""
-    launch = Launch(config(digit_shards, "reference"), folder, 2)
+    launch = Launch(three_phases(digit_shards, "reference"), folder, 2)
     launch.ok()
     return launch.folder
 
 
 @pytest.fixture(scope="module")
 def sgd_reference(digit_shards, folder) -> Path:
-    launch = Launch(config(digit_shards, "sgd-reference", optimizer="sgd", lr=0.05), folder, 2)
+    launch = Launch(three_phases(digit_shards, "sgd-reference", optimizer="sgd", lr=0.05), folder, 2, "train.keep=99")
     launch.ok()
     return launch.folder
 
 
 def test_two_ranks_and_one_rank_see_the_same_batches_and_the_same_losses(digit_shards, folder, reference):
-    launch = Launch(config(digit_shards, "one-rank"), folder, 1, cwd=Path("/"))  # works from any folder
+    launch = Launch(three_phases(digit_shards, "one-rank"), folder, 1, cwd=Path("/"))  # works from any folder
     launch.ok()
     assert trace(launch.folder) == trace(reference)
     np.testing.assert_allclose(losses(launch.folder), losses(reference), rtol=1e-3)
-    steps_per_epoch = len(trace(reference)) // 3
-    for epoch in range(3):
-        batches = [trace(reference)[s] for s in range(epoch * steps_per_epoch + 1, (epoch + 1) * steps_per_epoch + 1)]
+    assert len(trace(reference)) == EPOCHS * EPOCH
+    for epoch in range(EPOCHS):
+        batches = [trace(reference)[s] for s in range(epoch * EPOCH + 1, (epoch + 1) * EPOCH + 1)]
         assert sum(map(len, batches)) == len(set().union(*batches)) == 410, "a sample was dropped or repeated"
+
+
+def test_only_what_a_phase_names_learns(sgd_reference):
+    """The rest keeps every bit and is not known to the optimizer; two ranks."""
+    start, after_head, after_last, end = (
+        load_file(sgd_reference / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
+        for step in (5, EPOCH, 2 * EPOCH, EPOCHS * EPOCH))
+    head = {"head.weight", "head.bias"}
+    last = {f"backbone.{LAST}.weight", f"backbone.{LAST}.bias"}
+    assert changed(start, after_head) == head
+    assert changed(after_head, after_last) == head | last
+    assert changed(after_last, end) == set(end)
+    known = optimizer_tensors(sgd_reference, 2 * EPOCH)
+    assert sorted(tuple(t.shape) for t in known if t.ndim) == sorted(tuple(end[name].shape) for name in head | last)
+
+
+def changed(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name in one if not torch.equal(one[name], two[name])}
 
 
 def test_sgd_losses_of_one_and_two_ranks_agree_to_rounding(digit_shards, folder):
@@ -85,7 +117,7 @@ def test_sgd_losses_of_one_and_two_ranks_agree_to_rounding(digit_shards, folder)
 
 
 def test_killed_at_random_steps_and_resumed_is_bit_equal(digit_shards, folder, reference):
-    body = config(digit_shards, "killed")
+    body = three_phases(digit_shards, "killed")
     rng = random.Random(1)
     total = max(trace(reference))
     for step in sorted(rng.sample(range(2, total - 2), 3)):
@@ -113,9 +145,9 @@ def test_another_number_of_ranks_continues_the_same_epoch(digit_shards, folder, 
                                                           after, optimizer, tolerance):
     sgd = optimizer == "sgd"
     expected = sgd_reference if sgd else reference
-    body = config(digit_shards, f"elastic-{stage}", **({"optimizer": "sgd", "lr": 0.05} if sgd else {}))
+    body = three_phases(digit_shards, f"elastic-{stage}", **({"optimizer": "sgd", "lr": 0.05} if sgd else {}))
     launch = Launch(body, folder, before, f"train.deepspeed={stage}")
-    launch.wait_for_step(19)
+    launch.wait_for_step(EPOCH + 7)  # in the phase with a part of the backbone, after a checkpoint of its own
     launch.signal_all(signal.SIGKILL)
     launch.wait()
     launch = Launch(body, folder, after, f"train.deepspeed={stage}")
@@ -128,7 +160,7 @@ def test_another_number_of_ranks_continues_the_same_epoch(digit_shards, folder, 
 
 
 def test_sigterm_finishes_the_step_writes_a_checkpoint_and_exits_0(digit_shards, folder, reference):
-    body = config(digit_shards, "terminated")
+    body = three_phases(digit_shards, "terminated")
     launch = Launch(body, folder, 1, "train.checkpoint_every=1000st", "data.streams=4")
     launch.wait_for_step(17)
     launch.signal_all(signal.SIGTERM)
@@ -145,7 +177,7 @@ def test_sigterm_finishes_the_step_writes_a_checkpoint_and_exits_0(digit_shards,
 def test_a_torn_checkpoint_is_passed_over_and_old_ones_are_collected(digit_shards, folder, reference):
     kept = sorted(p.name for p in (reference / "checkpoints").iterdir())
     assert 2 <= len(kept) <= 3, "the last two and the best"
-    body = config(digit_shards, "torn")
+    body = three_phases(digit_shards, "torn")
     launch = Launch(body, folder, 1)
     launch.wait_for_step(24)
     launch.signal_all(signal.SIGKILL)
