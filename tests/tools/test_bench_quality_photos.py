@@ -8,12 +8,15 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from data_pipelines.errors import UserError
-from tools.bench.quality_crops import Views, lite0_weights
+from tools.bench.quality_crops import LITE0_LAST, Views, lite0_weights, split
 from tools.bench.quality_data import prepare
-from tools.bench.quality_photos import PhotoTrials
+from tools.bench.quality_photos import PhotoTrials, TunedTrials
+from trainer.config import DataConfig, ModelConfig
+from trainer.models import build_model
 
 CLASSES, SIDE = 4, 48
 COLOURS = np.array([[220, 30, 30], [30, 220, 30], [30, 30, 220], [210, 210, 40]], np.uint8)
@@ -24,8 +27,8 @@ def shards(tmp_path_factory) -> str:
     """Photos of coloured squares on grey noise, in the layout of coco_photos."""
     folder = tmp_path_factory.mktemp("photos")
     source, rng = folder / "coco_photos", np.random.default_rng(0)
-    for split, count in (("train", 320), ("test", 120)):
-        os.makedirs(source / split)
+    for part, count in (("train", 320), ("test", 120)):
+        os.makedirs(source / part)
         lines = ["image\tfull\tsingle"]
         for number in range(count):
             present = np.flatnonzero(rng.random(CLASSES) < 0.45)
@@ -34,15 +37,15 @@ def shards(tmp_path_factory) -> str:
             for cls in present:
                 x, y = rng.integers(SIDE - 12, size=2)
                 pixels[y : y + 12, x : x + 12] = COLOURS[cls]
-            Image.fromarray(pixels).save(source / split / f"{number:04d}.png")
+            Image.fromarray(pixels).save(source / part / f"{number:04d}.png")
             lines.append(f"{number:04d}.png\t{' '.join(map(str, present))}\t{rng.choice(present)}")
-        (source / f"{split}_labels.tsv").write_text("\n".join(lines) + "\n")
+        (source / f"{part}_labels.tsv").write_text("\n".join(lines) + "\n")
     (source / "classes.txt").write_text("red\ngreen\nblue\nyellow\n")
     return prepare(str(source), str(folder), 0.25)
 
 
 def views_in(shards: str, folder) -> Views:
-    views = Views(shards, str(folder), "none", 2, backbone="lacuna:tiny", size=32)
+    views = Views(shards, str(folder), "none", 2, backbone="lacuna:tiny", size=32, last=("4", "7"))
     views.make()
     return views
 
@@ -61,6 +64,28 @@ def test_heads_learn_and_consistency_keeps_its_state(shards, tmp_path):
     assert found["an"]["curve"][5:] != found["en_scl"]["curve"][5:]
     assert found["oracle"]["val"] > found["an"]["val"] + 10
     assert not os.listdir(tmp_path / "heads")
+
+
+def test_the_last_blocks_learn_after_the_warm_up(shards, tmp_path):
+    views = views_in(shards, tmp_path)
+    trial = {"lr": 1e-3, "method": {"name": "en_scl", "start_phase": 1, "gamma": 0.1}, "labels": "single"}
+    fixed = PhotoTrials(shards, str(tmp_path), views, epochs=2).score("en_scl", trial, 0)
+    tuned = TunedTrials(shards, str(tmp_path), views, epochs=2).score("en_scl", trial, 0)
+    assert fixed["curve"][:5] == tuned["curve"][:5]  # the same warm-up
+    assert tuned["val"] > fixed["val"] + 10
+    again = TunedTrials(shards, str(tmp_path), views, epochs=2).score("en_scl", trial, 0)
+    assert again == tuned  # not trained twice
+
+
+def test_the_two_halves_are_the_whole_backbone():
+    data = DataConfig.model_validate({"train": {"url": "unused"}, "image_size": 64, "normalize": "centered"})
+    model = build_model(ModelConfig(backbone="timm:tf_efficientnet_lite0"), data, 3, 0).eval()
+    fixed, last = split(model.backbone, *LITE0_LAST)
+    pixels = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    with torch.no_grad():
+        middle = fixed(model.normalized(pixels))
+        assert middle.shape == (2, 192, 2, 2)
+        torch.testing.assert_close(last(middle), model.features(pixels), rtol=0, atol=0)
 
 
 def test_a_killed_pass_goes_on_and_gives_the_same_views(shards, tmp_path):

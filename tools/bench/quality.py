@@ -9,9 +9,10 @@ DIR (or LACUNA_EVAL_DATA) holds coco_features/ and coco_photos/. Sets:
   fpc300     the same features, 300 positives and 300 negatives of every class annotated (CSL)
   pos10      the same features, 10 % of the positives and about as many negatives annotated (Soft Exposure)
   photos     heads on a frozen EfficientNet-lite0 over random-resized crops, one positive per image (EN, CL, SCL)
-Every method of a set has the same number of trials, chosen by mAP on held-out training images with seed 0 (one that
-cannot reach the best before it, even at its last epoch's rate, is given up); the best is run with every seed and then
-tested. Methods that want a vision-language model's table get the scores of an AN classifier. Gap closed =
+  photos_tuned   the same crops; after a warm-up the last blocks learn with the head (AN, EN, EN+SCL)
+Every method of a set has the same number of trials, chosen by mAP on held-out training images with the first seed (one
+that cannot reach the best before it, even at its last epoch's rate, is given up); the best is run with every seed and
+then tested. Methods that want a vision-language model's table get the scores of an AN classifier. Gap closed =
 (method − low) / (oracle − low): oracle = full labels, low = AN (fpc300: Ignore, pos10: NE).
 spearman = rank correlation of a class's mean prediction over the training images with its true frequency;
 spearman_hidden = the same among the classes whose annotations were cut to the same number, which then tell nothing;
@@ -31,12 +32,14 @@ from tools.bench.quality_crops import Views, lite0_weights
 from tools.bench.quality_data import prepare
 from tools.bench.quality_features import Trials
 from tools.bench.quality_generated import generate
-from tools.bench.quality_photos import PHOTO_TRIALS, PhotoTrials
+from tools.bench.quality_photos import PHOTO_TRIALS, TUNED_TRIALS, PhotoTrials, TunedTrials
 from tools.bench.quality_trials import ANNOTATIONS, Annotation
 from tools.prior import spearman
 
 _VAL_FRACTIONS = {"coco_features": 0.2, "coco_photos": 0.15}
-SETS = (*ANNOTATIONS, "photos")
+_PHOTO_SETS: dict[str, tuple[type[PhotoTrials], dict]] = {"photos": (PhotoTrials, PHOTO_TRIALS),
+                                                          "photos_tuned": (TunedTrials, TUNED_TRIALS)}
+SETS = (*ANNOTATIONS, *_PHOTO_SETS)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -46,24 +49,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=SETS, metavar="SET",
                         help=f"default: {' '.join(SETS)}")
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="default: all of the set")
-    parser.add_argument("--seeds", type=int, help="default 3, quick: 1")
+    parser.add_argument("--seeds", type=int, help="how many: default 3, quick: 1")
+    parser.add_argument("--first-seed", type=int, default=0, help="default 0")
     parser.add_argument("--epochs", type=int, help="of a trial on features: default 15, quick: 2")
     parser.add_argument("--crops", type=int, default=8, help="photos: crops of a photo that epochs take in turn")
     parser.add_argument("--trial", metavar="JSON", help="train only this one, on the first of --sets, with every seed")
 
 
 def run(quick: bool, args: argparse.Namespace) -> dict:
-    seeds, epochs = range(args.seeds or (1 if quick else 3)), args.epochs or (2 if quick else 15)
+    seeds = range(args.first_seed, args.first_seed + (args.seeds or (1 if quick else 3)))
+    epochs = args.epochs or (2 if quick else 15)
     sets = ["features"] if quick else args.sets
     trial = _trial(args.trial) if args.trial else None
     for name in sets:
-        _legal(args.methods, PHOTO_TRIALS if name == "photos" else ANNOTATIONS[name].trials)
+        _legal(args.methods, _PHOTO_SETS[name][1] if name in _PHOTO_SETS else ANNOTATIONS[name].trials)
     if quick and not args.data:
         args.data, epochs = generate(os.path.join(args.out, "generated")), args.epochs or 4
     table: dict[str, dict] = {}
-    if "photos" in sets:
+    linear = [name for name in sets if name in ANNOTATIONS]
+    if len(linear) < len(sets):
         lite0_weights(args.out)  # what is lacking is said before hours of training
-    linear = [name for name in sets if name != "photos"]
     if linear:
         trials = Trials(_shards(args, "coco_features"), args.out, epochs)
         try:
@@ -74,8 +79,9 @@ def run(quick: bool, args: argparse.Namespace) -> dict:
                 table[name] = _compare(trials, ANNOTATIONS[name], methods, seeds, 2 if quick else None)
         finally:
             trials.close()
-    if "photos" in sets:
-        table["photos"] = _photos(args, seeds)
+    for name in sets:
+        if name in _PHOTO_SETS:
+            table[name] = _photos(args, seeds, *_PHOTO_SETS[name])
     return {"ratios": {f"{name}.{method}": row["gap_closed"] for name, rows in table.items()
                        for method, row in rows.items()}, "table": table}
 
@@ -115,7 +121,7 @@ def _compare(trials: Trials, annotation: Annotation, methods: list[str] | None, 
         tried = annotation.trials[method]
         if most:  # those that learn in few epochs
             tried = sorted(tried, key=lambda trial: -trial["lr"])[:most]
-        best = trials.choose(annotation, method, tried)
+        best = trials.choose(annotation, method, tried, seeds[0])
         found = [trials.score(annotation, method, best, seed) for seed in seeds]
         scores[method] = [f["test"] for f in found]
         if method in annotation.priors:
@@ -140,17 +146,17 @@ def rank_correlations(means: np.ndarray, truth: np.ndarray, told: np.ndarray) ->
     return rows
 
 
-def _photos(args: argparse.Namespace, seeds: range) -> dict[str, dict]:
+def _photos(args: argparse.Namespace, seeds: range, kind: type[PhotoTrials], trials: dict) -> dict[str, dict]:
     folder = os.path.join(args.out, "photos")
     shards = _shards(args, "coco_photos")
     views = Views(shards, folder, lite0_weights(args.out), args.crops)
     views.make()
-    heads = PhotoTrials(shards, folder, views)
+    photos = kind(shards, folder, views)
     scores: dict[str, list[float]] = {}
     last: dict[str, dict] = {}
-    for method in _legal(args.methods, PHOTO_TRIALS):
-        best = max(PHOTO_TRIALS[method], key=lambda trial: heads.score(method, trial, 0)["val"])
-        found = [heads.score(method, best, seed) for seed in seeds]
+    for method in _legal(args.methods, trials):
+        best = max(trials[method], key=lambda trial: photos.score(method, trial, seeds[0])["val"])
+        found = [photos.score(method, best, seed) for seed in seeds]
         scores[method] = [f["test"] for f in found]
         last[method] = {"map_last_epoch": round(float(np.mean([f["last_test"] for f in found])), 2)}
         _say(method, scores[method], best)

