@@ -124,6 +124,9 @@ def _check_prior(found: dict, index: ShardIndex) -> None:
     assert used.numpy() == pytest.approx(prior, abs=1e-7)
     first, second = (load_config(str(Path(found[run]) / "config.yaml"), []) for run in ("ignore_run", "selective_run"))
     assert (first.method["mode"], second.method["mode"]) == ("ignore", "selective")
+    gammas = [[config.method[f"gamma_{kind}"] for kind in ("positive", "negative", "unknown")]
+              for config in (first, second)]
+    assert gammas == [[0, 0, 0], [1, 2, 4]]  # the prior is made of probabilities
     with pytest.raises(ValueError, match="is not a class of the data"):
         build_method(second.method, Task(11, 10, np.ones(11), np.ones(11), False,
                                          class_names=tuple("abcdefghijk"), class_ids=()))
