@@ -19,6 +19,7 @@ import aiohttp
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
+from data_pipelines.errors import UserError
 from data_pipelines.retries import retrying
 
 Buffer = Any  # bytes, bytearray, memoryview or a contiguous array
@@ -46,7 +47,10 @@ def _file_system(url: str, **options: Any) -> tuple[AbstractFileSystem, str]:
     Without its cache of listings: other processes write too, and an object that is newer than a listing would be
     "not found".
     """
-    return url_to_fs(url, use_listings_cache=False, **options)
+    try:
+        return url_to_fs(url, use_listings_cache=False, **options)
+    except (ValueError, ImportError) as error:  # no such protocol, or no package for it
+        raise UserError(f"{url}: cannot be opened ({error}). Give a path or a URL such as s3://bucket/dir.") from None
 
 
 def read_bytes(url: str, expected: int | None = None) -> bytes:
@@ -224,6 +228,15 @@ def list_names(url: str) -> list[str]:
         fs, path = _file_system(url)
         found = retrying(lambda: fs.ls(path, detail=False), url)
         return sorted({p.rstrip("/").rsplit("/", 1)[-1] for p in found} - {""})
+    except FileNotFoundError:
+        return []
+
+
+def list_tree(url: str) -> list[str]:
+    """URLs of all objects below a remote folder, sorted; empty if there is no such folder."""
+    fs, path = _file_system(url)
+    try:
+        return [fs.unstrip_protocol(found) for found in sorted(retrying(lambda: fs.find(path), url))]
     except FileNotFoundError:
         return []
 

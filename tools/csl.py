@@ -19,10 +19,12 @@ import sys
 from data_pipelines import storage
 from data_pipelines.errors import UserError
 from tools.launches import command, environment
+from tools.passes.datasets import training_set
 from tools.passes.parts import absolute
 from tools.passes.pool import PoolSettings, add_pool_arguments, pool_settings
-from tools.passes.trained import open_trained, run_config
-from tools.prior import estimate, provenance, training_source, write
+from tools.passes.trained import open_trained
+from tools.prior import estimate, provenance, write
+from tools.run_files import run_config
 from trainer.config import Config, load_config
 
 # Of the training that the prior comes from: on COCO with FPC the authors' γ put 20 priors above η = 0.5 instead of one.
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> None:
     first = [*overrides, f"name={final.name}-ignore", *(f"method.{key}={value}" for key, value in _PLAIN.items()),
              *args.ignore_set]
     ignore = _train(args, "training with unknown labels ignored", first)
-    prior = _prior(ignore, settings, args.parts)
+    prior = _prior(ignore, settings)
     second = [*overrides, "method.mode=selective", f"method.prior={prior}"]
     selective = _train(args, "training with the selective loss", second)
     results = {"ignore": _results(ignore), "selective": _results(selective)}
@@ -90,10 +92,10 @@ def _finished(config: Config) -> bool:
     return not run_config(config.folder).differences(config)
 
 
-def _prior(config: Config, settings: PoolSettings, parts: str | None) -> str:
+def _prior(config: Config, settings: PoolSettings) -> str:
     """The prior file of a finished Ignore run; an existing one is used if this model and dataset gave it."""
     trained = open_trained(config.folder)
-    source = training_source(trained)
+    source = training_set(trained)
     out = storage.join(absolute(config.folder), "prior")
     made_of = provenance(trained, source)
     try:
@@ -103,7 +105,7 @@ def _prior(config: Config, settings: PoolSettings, parts: str | None) -> str:
     if all(key in found and found[key] == value for key, value in made_of.items()):
         print(f"== class prior: {out}.json is finished", file=sys.stderr, flush=True)
     else:
-        write(out, trained, source, estimate(trained, source, settings, parts))
+        write(out, trained, source, estimate(trained, source, settings))
     return f"{out}.json"
 
 

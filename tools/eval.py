@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 
 import numpy as np
@@ -35,9 +34,10 @@ from tools.evaluation.pieces import from_parts, from_predictions
 from tools.evaluation.predictions import Predictions, read_predictions
 from tools.evaluation.thresholds import read_thresholds, write_thresholds
 from tools.evaluation.truth import IN_ORDER, Truth, class_order, folders_of, real_truth, shard_truth
-from tools.passes.pool import Pool, add_pool_arguments, open_pool, pool_settings
+from tools.passes.datasets import add_val_arguments, open_dataset, val_set
+from tools.passes.pool import Pool, PoolSettings, add_pool_arguments, open_pool, pool_settings
 from tools.passes.scoring import ScoreJob, shard_rows
-from tools.passes.trained import Trained, check_classes, open_trained
+from tools.passes.trained import Trained, open_trained
 from trainer.metrics import RankingResult
 
 PROTOCOLS = ("multilabel", "real", "openimages", "lvis")
@@ -59,9 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--real", metavar="FILE", help="real.json: ReaL's label sets")
     parser.add_argument("--val-labels", metavar="FILE", help="ImageNet's original class ids by validation number")
     parser.add_argument("--synsets", metavar="FILE", help="WNID of every class of the predictions (default: sorted)")
-    parser.add_argument("--val", metavar="URL", help="shards on which the threshold of every class is chosen (best F1)")
-    parser.add_argument("--val-sidecar", default="labels", metavar="NAME", help="their label sidecar (default: labels)")
-    parser.add_argument("--val-subset", metavar="NAME", help="only these rows of them (default: all)")
+    add_val_arguments(parser, "shards on which the threshold of every class is chosen (best F1)")
     parser.add_argument("--thresholds", metavar="FILE", help="thresholds of an earlier --thresholds-out")
     parser.add_argument("--thresholds-out", metavar="FILE", help="keep the thresholds for deployment (JSON)")
     parser.add_argument("--group-by", metavar="URL", help="order classes into groups by their positives in these "
@@ -110,34 +108,34 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 def _of_model(args: argparse.Namespace, facts: dict) -> tuple[Outcome, Names]:
     trained = open_trained(args.model)
-    source = _source(args.shards, args.labels, args.subset, trained)
+    source = open_dataset(trained, args.shards, args.labels, args.subset)
     _check_labels(source, args.protocol, bool(args.real))
     real = real_truth(args.real, args.val_labels, source.classes) if args.real else None
-    val = _source(args.val, args.val_sidecar, args.val_subset, trained) if args.val else None
+    val = val_set(trained, args)
     facts |= {"checkpoint": trained.checkpoint, "weights": trained.digest[:16],
               "labels": source.sidecar.fingerprint if real is None else args.real}
     if not trained.classes:
         facts["warnings"] = [f"{trained.run} does not tell its class list any more: only the number was compared"]
     names = (source.index.classes, source.index.class_ids)
-    folder = args.parts or os.path.join(trained.run, "passes")
-    most_bad = trained.config.data.max_bad_fraction
-    with open_pool(pool_settings(args)) as pool:
+    settings = pool_settings(args)
+    with open_pool(settings) as pool:
         thresholds = _thresholds(args, names)
         if val is not None:
-            chosen = _score(pool, trained, val, folder, args.parts, most_bad, None, None).collector.result()
+            chosen = _score(pool, settings, trained, val, None, None).collector.result()
             thresholds = chosen.classes.thresholds
             facts["thresholds_from"] = args.val
             _keep_thresholds(args, chosen, names, trained)
-        measured = _score(pool, trained, source, folder, args.parts, most_bad, thresholds, real)
+        measured = _score(pool, settings, trained, source, thresholds, real)
     return _measure(measured, args, source, real is not None and real.originals is not None), names
 
 
-def _score(pool: Pool, trained: Trained, source: ShardSource, folder: str, kept: str | None, most_bad: float,
-           thresholds: np.ndarray | None, real: Truth | None) -> Measurement:
+def _score(pool: Pool, settings: PoolSettings, trained: Trained, source: ShardSource, thresholds: np.ndarray | None,
+           real: Truth | None) -> Measurement:
     rows = shard_rows(source)
-    parts = pool.run(ScoreJob(trained, source), rows, folder, f"scoring {source.index.url}")
+    parts = pool.run(ScoreJob(trained, source), rows, settings.folder(trained.run), f"scoring {source.index.url}")
+    most_bad = trained.config.data.max_bad_fraction
     measured = Measurement(source.classes, thresholds).add_all(from_parts(parts, source, most_bad, real))
-    if not kept:
+    if not settings.parts:
         parts.remove(list(rows))
     return measured
 
@@ -230,14 +228,6 @@ def _keys(args: argparse.Namespace, predictions: Predictions, truth: Truth) -> l
     if len(keys) != len(predictions):
         raise UserError(f"--rows {args.rows}: {len(keys):,} rows, {predictions.where} has {len(predictions):,}.")
     return keys
-
-
-def _source(url: str, labels: str, subset: str | None, trained: Trained) -> ShardSource:
-    source = ShardSource.load(url, labels, subset, trained.config.data.scratch)
-    check_classes(trained, source.index)
-    if not source.rows.sum():
-        raise UserError(f"{url}: no samples take part. Check it and --subset.")
-    return source
 
 
 def _check_labels(source: ShardSource, protocol: str, real: bool) -> None:

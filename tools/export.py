@@ -4,6 +4,7 @@
   lacuna export runs/my-run --out model --val shards/coco14/val  with a threshold a class: the best F1 on these shards
   lacuna export runs/my-run --out model --thresholds t.json      with those of `lacuna eval --thresholds-out t.json`
   lacuna export runs/my-run/checkpoints/step-00012000 --out model --no-onnx
+  lacuna export s3://bucket/runs/my-run --out model              a run on object storage; --out may be a URL too
   lacuna predict model photo.jpg                                 use it
 ONNX needs the extra `onnx` (pip install 'lacuna[onnx]'); where onnxruntime is installed, its outputs are compared.
 """
@@ -11,25 +12,31 @@ ONNX needs the extra `onnx` (pip install 'lacuna[onnx]'); where onnxruntime is i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from data_pipelines import storage
 from data_pipelines.augment import Augment
 from data_pipelines.errors import UserError
 from data_pipelines.source import ShardSource
+from tools.evaluation.measure import Measurement
+from tools.evaluation.pieces import from_parts
 from tools.evaluation.thresholds import read_thresholds
 from tools.exported import LABELS, ONNX, WEIGHTS, Exported, empty_model, file_digest
+from tools.passes.datasets import add_val_arguments, val_set
 from tools.passes.parts import Parts
-from tools.passes.pool import add_pool_arguments, open_pool, pool_settings
+from tools.passes.pool import PoolSettings, add_pool_arguments, open_pool, pool_settings
 from tools.passes.scoring import ScoreJob, shard_rows
-from tools.passes.trained import Trained, check_classes, open_trained, read_weights
-from trainer.metrics_collector import ScoreCollector
+from tools.passes.trained import Trained, open_trained, read_weights
 from trainer.models import Classifier, spatial_side
 
 _ONNX_TOLERANCE = 1e-3  # of probabilities; other kernels add up in other orders
@@ -37,11 +44,9 @@ _ONNX_TOLERANCE = 1e-3  # of probabilities; other kernels add up in other orders
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="RUN|CHECKPOINT", help="run folder (its best checkpoint), or a checkpoint")
-    parser.add_argument("--out", required=True, metavar="DIR", help="new folder")
+    parser.add_argument("--out", required=True, metavar="DIR|URL", help="new folder")
     parser.add_argument("--overwrite", action="store_true", help="replace a model that --out holds")
-    parser.add_argument("--val", metavar="URL", help="shards with full labels on which thresholds are chosen")
-    parser.add_argument("--val-sidecar", default="labels", metavar="NAME", help="their label sidecar (default: labels)")
-    parser.add_argument("--val-subset", metavar="NAME", help="only these rows of them (default: all)")
+    add_val_arguments(parser, "shards with full labels on which thresholds are chosen")
     parser.add_argument("--thresholds", metavar="FILE", help="of `lacuna eval --thresholds-out`, instead of --val")
     parser.add_argument("--no-onnx", action="store_true", help="leave out model.onnx")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
@@ -49,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    if os.path.exists(os.path.join(args.out, LABELS)) and not args.overwrite:
+    if storage.exists(storage.join(args.out, LABELS)) and not args.overwrite:
         raise UserError(f"--out {args.out}: there is already a model. Choose another folder, or pass --overwrite.")
     if args.val and args.thresholds:
         raise UserError("--val and --thresholds both give thresholds. Leave one out.")
@@ -58,17 +63,32 @@ def run(args: argparse.Namespace) -> None:
     trained = open_trained(args.model)
     if not trained.classes:
         raise UserError(f"{trained.run}: its class list is nowhere to be found (classes.json, or its training set).")
-    thresholds = _thresholds(trained, args) if args.val else None
+    val = val_set(trained, args)
+    thresholds = None if val is None else _thresholds(trained, val, pool_settings(args))
     if args.thresholds:
         thresholds = read_thresholds(args.thresholds, trained.classes, trained.class_ids)
-    exported = export(trained, args.out, thresholds, args.val or args.thresholds)
-    facts = {"out": args.out, "checkpoint": trained.checkpoint, "classes": len(exported.classes),
+    facts = {"out": args.out, "checkpoint": trained.checkpoint, "classes": len(trained.classes),
              "thresholds": int(np.isfinite(thresholds).sum()) if thresholds is not None else None,
              "files": [WEIGHTS, LABELS]}
-    if not args.no_onnx:
-        facts["onnx_difference"] = export_onnx(exported)
-        facts["files"].append(ONNX)
+    with _made_here(args.out) as folder:
+        exported = export(trained, folder, thresholds, args.val or args.thresholds)
+        if not args.no_onnx:
+            facts["onnx_difference"] = export_onnx(exported)
+            facts["files"].append(ONNX)
     print(json.dumps(facts) if args.json else _text(facts))
+
+
+@contextlib.contextmanager
+def _made_here(out: str) -> Iterator[str]:
+    """The folder itself, or one of this machine whose files are uploaded at the end: ONNX needs a disk."""
+    if storage.is_local(out):
+        yield storage.local_path(out)
+        return
+    with tempfile.TemporaryDirectory(prefix="lacuna-export-") as folder:
+        yield folder
+        storage.remove([storage.join(out, name) for name in (LABELS, ONNX)])
+        for name in sorted(os.listdir(folder), key=lambda name: name == LABELS):  # last: what has it is whole
+            storage.upload(os.path.join(folder, name), storage.join(out, name))
 
 
 def _text(facts: dict) -> str:
@@ -113,24 +133,19 @@ def export(trained: Trained, out: str, thresholds: np.ndarray | None, thresholds
     return exported
 
 
-def _thresholds(trained: Trained, args: argparse.Namespace) -> np.ndarray:
-    source = ShardSource.load(args.val, args.val_sidecar, args.val_subset, trained.config.data.scratch)
-    check_classes(trained, source.index)
+def _thresholds(trained: Trained, source: ShardSource, settings: PoolSettings) -> np.ndarray:
     rows = shard_rows(source)
-    with open_pool(pool_settings(args)) as pool:
-        parts = pool.run(ScoreJob(trained, source), rows, args.parts or os.path.join(trained.run, "passes"), "scoring")
-    thresholds = best_thresholds(parts, source)
-    if not args.parts:
+    with open_pool(settings) as pool:
+        parts = pool.run(ScoreJob(trained, source), rows, settings.folder(trained.run), "scoring")
+    thresholds = best_thresholds(parts, source, trained.config.data.max_bad_fraction)
+    if not settings.parts:
         parts.remove(list(rows))
     return thresholds
 
 
-def best_thresholds(parts: Parts, source: ShardSource) -> np.ndarray:
+def best_thresholds(parts: Parts, source: ShardSource, most_bad: float) -> np.ndarray:
     """float64 [L]: the best F1 on scored validation shards; infinite for classes without positives there."""
-    collector = ScoreCollector(source.classes)
-    for shard, part in parts.read_all(list(shard_rows(source))):
-        collector.add(part["scores"], source.sidecar.labels(shard).dense(source.classes, part["rows"]))
-    result = collector.result()
+    result = Measurement(source.classes).add_all(from_parts(parts, source, most_bad)).collector.result()
     return np.where(result.classes.positives > 0, result.thresholds, np.inf)
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load
 
 from data_pipelines import storage
 from data_pipelines.augment import Augment, SampleRng
@@ -30,7 +29,7 @@ RULE = "predict a class where sigmoid(logit) >= threshold; null: never"
 
 @dataclass(frozen=True)
 class Exported:
-    folder: str
+    folder: str  # or URL
     classes: list[str]
     class_ids: list[str]
     thresholds: np.ndarray | None  # float64 [L]; infinite for classes that are never predicted
@@ -50,14 +49,13 @@ class Exported:
                             for name, identity, limit in zip(self.classes, ids, limits, strict=True)],
                 "preprocessing": self.preprocessing, "architecture": self.architecture,
                 "sha256": {WEIGHTS: self.digest}, "source": self.source}
-        storage.write_atomic(os.path.join(self.folder, LABELS), json.dumps(body, indent=1, ensure_ascii=False).encode())
+        storage.write_atomic(storage.join(self.folder, LABELS), json.dumps(body, indent=1, ensure_ascii=False).encode())
 
     @classmethod
     def load(cls, folder: str) -> Exported:
-        where = os.path.join(folder, LABELS)
+        where = storage.join(folder, LABELS)
         try:
-            with open(where, encoding="utf-8") as f:
-                body = json.load(f)
+            body = json.loads(storage.read_bytes(where))
             if body["version"] != VERSION:
                 raise UserError(f"{where}: version {body['version']!r}, this program reads version {VERSION}.")
             limits = None if body["rule"] is None else np.array(
@@ -75,11 +73,15 @@ class Exported:
 
     def model(self) -> Classifier:
         """On the CPU, in evaluation mode."""
-        path = os.path.join(self.folder, WEIGHTS)
-        if not os.path.exists(path) or file_digest(path) != self.digest:
+        path = storage.join(self.folder, WEIGHTS)
+        try:
+            data = storage.read_bytes(path)
+        except FileNotFoundError:
+            data = b""
+        if hashlib.sha256(data).hexdigest() != self.digest:
             raise UserError(f"{path}: missing or damaged, it does not fit {LABELS}. Export the model again.")
         model = empty_model(self.architecture, len(self.classes))
-        model.load_state_dict(load_file(path))
+        model.load_state_dict(load(data))
         return model
 
     def prepare(self, image: torch.Tensor) -> torch.Tensor:

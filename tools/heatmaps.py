@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 
@@ -15,19 +16,21 @@ import torch
 from PIL import Image, ImageDraw
 
 import state_store
+from data_pipelines import storage
 from data_pipelines.decode import decode_image
 from data_pipelines.errors import UserError
 from data_pipelines.source import ShardSource
 from state_store.store import SnapshotReader, StateStore
 from state_store.topk import UNTRACKED
-from trainer.config import Config, load_config
+from tools.run_files import run_config, state_url
+from trainer.config import Config
 
 _CELL = 128  # pixels of one picture
 _TEXT = 14
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="run folder of a method with score maps (en_scl, …)")
+    parser.add_argument("run", help="run folder (or URL) of a method with score maps (en_scl, …)")
     parser.add_argument("--out", default="heatmaps.png", help="PNG to write (default: heatmaps.png)")
     parser.add_argument("--shard", type=int, default=0, help="number of the shard (default: 0)")
     parser.add_argument("--rows", type=int, nargs="+", default=list(range(8)), help="rows of the shard (default: 0-7)")
@@ -37,15 +40,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    config = load_config(os.path.join(args.run, "config.yaml"), [])
-    draw_heatmaps(config, args.run, args.out, args.shard, args.rows, args.classes, args.snapshot)
+    draw_heatmaps(run_config(args.run), args.run, args.out, args.shard, args.rows, args.classes, args.snapshot)
     print(json.dumps({"out": args.out, "shard": args.shard, "rows": args.rows}) if args.json else args.out)
 
 
 def draw_heatmaps(config: Config, folder: str, out: str, shard: int, rows: list[int], classes: int,
                   snapshot: str | None = None) -> None:
     source = ShardSource.load(config.data.train.url, config.data.train.labels, None)
-    store = state_store.open(config.train.state_url or os.path.join(folder, "state"))
+    store = state_store.open(state_url(folder, config))
     if not keeps_heatmaps(store):
         raise UserError(f"{folder}: its method keeps no heatmaps (fields: {', '.join(store.schema.fields)}). "
                         "Use a run of a method that ends in _scl.")
@@ -96,7 +98,9 @@ def save_sheet(strips: list[Image.Image], out: str) -> None:
     sheet = Image.new("RGB", (max(s.width for s in strips), sum(s.height for s in strips)), "white")
     for i, strip in enumerate(strips):
         sheet.paste(strip, (0, i * strip.height))
-    sheet.save(out)
+    buffer = io.BytesIO()
+    sheet.save(buffer, Image.registered_extensions().get(os.path.splitext(out)[1].lower(), "PNG"))
+    storage.write_atomic(out, buffer.getvalue())
 
 
 def overlay(picture: Image.Image, heat: np.ndarray) -> Image.Image:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -30,8 +29,10 @@ from state_store.moving import KeyTable
 from state_store.store import StateStore
 from state_store.topk import UNTRACKED
 from state_store.verify import FieldStats, stats
+from tools.passes.parts import absolute
+from tools.run_files import run_config, state_url
 from tools.state import chosen_snapshot, require_same_index
-from trainer.config import load_config
+from trainer.run_folder import CONFIG
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _SHADES = " .:-=+*#%@"
@@ -74,11 +75,11 @@ def run(args: argparse.Namespace) -> None:
 
 def open_state(url: str, index_url: str | None, snapshot: str | None) -> Opened:
     """A store by its own URL or by its run's folder; the run's config says which samples it is about."""
-    config_path = next((path for folder in (url, os.path.dirname(url.rstrip("/")))
-                        if os.path.exists(path := os.path.join(folder, "config.yaml"))), None)
-    config = load_config(config_path, []) if config_path else None
+    url = absolute(url)
+    folders = (url, url.rpartition("/")[0])
+    config = next((run_config(folder) for folder in folders if storage.exists(storage.join(folder, CONFIG))), None)
     if config and not storage.exists(storage.join(url, "zarr.json")):
-        url = config.train.state_url or os.path.join(url, "state")
+        url = state_url(url, config)
         if not storage.exists(storage.join(url, "zarr.json")):
             raise UserError(f"{url}: no state store. The run's method {config.method['name']!r} keeps no per-sample "
                             "state, or it has not started (`lacuna methods` says which keep some).")

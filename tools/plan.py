@@ -27,9 +27,8 @@ from state_store.slots import Slots
 from tools.plan_calibration import Calibration, calibrate, free_disk
 from trainer.assemble import load_sources, place_model, task_of
 from trainer.config import Config, load_config
-from trainer.durations import to_steps
+from trainer.durations import clock, to_steps
 from trainer.methods import build_method
-from trainer.run_log import clock
 from trainer.sample_state import SampleState
 from trainer.world import World
 

@@ -2,6 +2,7 @@
 
   lacuna predict model photo.jpg other.png
   lacuna predict model holiday-photos/ --top 3 --json > predictions.jsonl
+  lacuna predict s3://bucket/model s3://bucket/photos --threshold 0.7
   lacuna predict model holiday-photos/ --heatmaps heatmaps.png          where in the image, for the strongest classes
 Without thresholds in the model (`lacuna export --val …`), --threshold decides for all classes (default 0.5).
 --json prints one JSON object a line and image. Exit code 1 if any image could not be read; the others are done.
@@ -19,9 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from data_pipelines import storage
 from data_pipelines.decode import DecodeError, decode_image
-from data_pipelines.errors import UserError
-from data_pipelines.readers.base import IMAGE_EXTENSIONS, walk_images
+from data_pipelines.errors import AccessDenied, Unreachable, UserError
+from data_pipelines.readers.base import IMAGE_EXTENSIONS, is_image, walk_images
 from tools.exported import Exported
 from tools.heatmaps import draw_strip, save_sheet
 from tools.progress import Progress
@@ -30,8 +32,9 @@ _SHEET, _CLASSES = 40, 4  # images in a picture of heatmaps, and classes of each
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL_DIR", help="folder that `lacuna export` made")
-    parser.add_argument("images", nargs="+", metavar="IMAGE|FOLDER", help="files, or folders with images below them")
+    parser.add_argument("model", metavar="MODEL_DIR", help="folder or URL that `lacuna export` made")
+    parser.add_argument("images", nargs="+", metavar="IMAGE|FOLDER", help="files, or folders with images below "
+                        "them; or URLs of such")
     parser.add_argument("--top", type=int, default=5, help="strongest classes listed a image (default 5)")
     parser.add_argument("--threshold", type=float, help="predict classes with at least this probability "
                         "(default: the model's thresholds, else 0.5)")
@@ -70,7 +73,13 @@ def run(args: argparse.Namespace) -> int:
 def image_paths(given: list[str]) -> Iterator[str]:
     """Files as given; images below folders, in sorted order."""
     for path in given:
-        if os.path.isdir(path):
+        if not storage.is_local(path):
+            single = is_image(path) and storage.exists(path)
+            images = [path] if single else [url for url in storage.list_tree(path) if is_image(url)]
+            if not images:
+                raise UserError(f"{path}: no image there or below (looked for {', '.join(IMAGE_EXTENSIONS)}).")
+            yield from images
+        elif os.path.isdir(path):
             found, _ = walk_images(path)
             if not found:
                 raise UserError(f"{path}: no image below this folder (looked for {', '.join(IMAGE_EXTENSIONS)}).")
@@ -91,8 +100,9 @@ def predictions(exported: Exported, paths: list[str], batch: int,
         inputs: dict[str, torch.Tensor] = {}
         for path in paths[start : start + batch]:
             try:
-                with open(path, "rb") as f:
-                    inputs[path] = exported.prepare(decode_image(f.read()))
+                inputs[path] = exported.prepare(decode_image(storage.read_bytes(path)))
+            except (AccessDenied, Unreachable):
+                raise  # the next image would fare no better
             except (OSError, DecodeError) as error:
                 yield path, str(error), None, None
         if not inputs:

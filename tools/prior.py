@@ -11,21 +11,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from data_pipelines import storage
 from data_pipelines.errors import UserError
 from data_pipelines.index import Sidecar
 from data_pipelines.labels import NEGATIVE
 from data_pipelines.source import ShardSource
+from tools.passes.datasets import training_set
 from tools.passes.parts import fingerprint_of
 from tools.passes.pool import PoolSettings, add_pool_arguments, open_pool, pool_settings
 from tools.passes.scoring import Arrays, bad_of, on_this_device, pass_facts, score, shard_rows
-from tools.passes.trained import Trained, check_classes, open_trained
+from tools.passes.trained import Trained, open_trained
+from tools.run_files import output_folder
 from trainer.evaluate import judge_bad
 from trainer.priors import write_prior
 
@@ -37,17 +39,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         "`labels` with --shards)")
     parser.add_argument("--subset", metavar="NAME", help="only these rows (default: the run's, or all with --shards)")
     parser.add_argument("--full-labels", metavar="NAME", help="sidecar with all labels, to compare with the truth")
-    parser.add_argument("--out", metavar="PATH", help="without ending (default: RUN/prior)")
+    parser.add_argument("--out", metavar="PATH", help="without ending (default: prior in the run's folder, or in "
+                        "a folder here if the run is on object storage)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     add_pool_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     trained = open_trained(args.model)
-    source = _source(args, trained)
+    source = training_set(trained, args.shards, args.labels, args.subset)
     truth = _full(source, args.full_labels)
-    out = args.out or os.path.join(trained.run, "prior")
-    found = estimate(trained, source, pool_settings(args), args.parts)
+    out = args.out or storage.join(output_folder(trained.run), "prior")
+    found = estimate(trained, source, pool_settings(args))
     facts = write(out, trained, source, found, truth)
     if args.json:
         print(json.dumps({"csv": f"{out}.csv", "json": f"{out}.json", **facts}))
@@ -88,11 +91,11 @@ class PriorJob:
         return work
 
 
-def estimate(trained: Trained, source: ShardSource, settings: PoolSettings, parts_url: str | None = None) -> Prior:
+def estimate(trained: Trained, source: ShardSource, settings: PoolSettings) -> Prior:
     """One pass over the shards; sums are added in shard order, so workers and restarts do not change a bit."""
     rows = shard_rows(source)
     with open_pool(settings) as pool:
-        parts = pool.run(PriorJob(trained, source), rows, parts_url or os.path.join(trained.run, "passes"),
+        parts = pool.run(PriorJob(trained, source), rows, settings.folder(trained.run),
                          f"class priors of {source.index.url}")
     total, samples, bad = np.zeros(source.classes), 0, []
     for _, part in parts.read_all(list(rows)):
@@ -102,7 +105,7 @@ def estimate(trained: Trained, source: ShardSource, settings: PoolSettings, part
     judge_bad(bad, sum(rows.values()), trained.config.data.max_bad_fraction, source.index.url)
     if not samples:
         raise UserError(f"{source.index.url}: no sample could be read.")
-    if not parts_url:
+    if not settings.parts:
         parts.remove(list(rows))
     positives = source.sidecar.positives if source.subset is None else source.subset_counts()[0]
     return Prior(total / samples, positives / sum(rows.values()), samples)
@@ -138,24 +141,6 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
     if x.std() == 0 or y.std() == 0:
         return None
     return float(np.corrcoef(x, y)[0, 1])
-
-
-def training_source(trained: Trained) -> ShardSource:
-    split = trained.config.data.train
-    return ShardSource.load(split.url, split.labels, split.subset, trained.config.data.scratch)
-
-
-def _source(args: argparse.Namespace, trained: Trained) -> ShardSource:
-    split = trained.config.data.train
-    if args.shards:
-        source = ShardSource.load(args.shards, args.labels or "labels", args.subset, trained.config.data.scratch)
-    else:
-        source = ShardSource.load(split.url, args.labels or split.labels, args.subset or split.subset,
-                                  trained.config.data.scratch)
-    check_classes(trained, source.index)
-    if not source.rows.sum():
-        raise UserError(f"{source.index.url}: no samples take part. Check --shards and --subset.")
-    return source
 
 
 def _full(source: ShardSource, name: str | None) -> np.ndarray | None:

@@ -9,6 +9,8 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
+from trainer.durations import clock
+
 T = TypeVar("T")
 _SECONDS_BETWEEN_LINES = 15.0
 
@@ -18,7 +20,7 @@ class Progress:
 
     def __init__(self, total: int | None, label: str, unit: str = "it"):
         self.total, self.label, self.unit = total, label, unit
-        self.done = 0
+        self.done = self._said = 0
         self._bar = tqdm(total=total, desc=label, unit=unit, dynamic_ncols=True) if sys.stderr.isatty() else None
         self._started = self._last_line = time.monotonic()
 
@@ -35,17 +37,17 @@ class Progress:
     def __exit__(self, kind, value, trace) -> None:
         if self._bar is not None:
             self._bar.close()
-        elif kind is None:
+        elif kind is None and (self.done != self._said or not self.done):
             self._line()
 
     def _line(self) -> None:
-        self._last_line = time.monotonic()
+        self._last_line, self._said = time.monotonic(), self.done
         seconds = self._last_line - self._started
         rate = self.done / seconds if seconds > 0 else 0.0
         text = f"{self.label}: {self.done:,}{f' of {self.total:,}' if self.total is not None else ''} {self.unit}"
-        text += f", {rate:,.0f} {self.unit}/s, {_clock(seconds)} elapsed"
+        text += f", {rate:,.0f} {self.unit}/s, {clock(seconds)} elapsed"
         if self.total is not None and rate > 0 and self.done < self.total:
-            text += f", {_clock((self.total - self.done) / rate)} left"
+            text += f", {clock((self.total - self.done) / rate)} left"
         print(text, file=sys.stderr, flush=True)
 
 
@@ -55,9 +57,3 @@ def progress(iterable: Iterable[T], total: int | None, label: str, unit: str = "
         for item in iterable:
             yield item
             meter.advance()
-
-
-def _clock(seconds: float) -> str:
-    minutes, left = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"

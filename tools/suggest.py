@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,9 +22,11 @@ from data_pipelines.errors import UserError
 from data_pipelines.index import Sidecar
 from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from data_pipelines.source import ShardSource
-from tools.passes.pool import Pool, add_pool_arguments, open_pool, pool_settings
+from tools.evaluation.pieces import from_parts
+from tools.passes.datasets import add_val_arguments, open_dataset, training_set, val_set
+from tools.passes.pool import Pool, PoolSettings, add_pool_arguments, open_pool, pool_settings
 from tools.passes.scoring import ScoreJob, shard_rows
-from tools.passes.trained import Trained, check_classes, open_trained
+from tools.passes.trained import Trained, open_trained
 from tools.suggestions import Suggestions, check_format, table, write_sidecar, write_table
 
 _MOST_OBSERVED = 0.95  # of a class's positives: more is a rounding of small counts
@@ -39,10 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--labels", metavar="NAME", help="their sidecar; only its unknown entries are suggested "
                         "(default: the run's for its own training set, else labels)")
     parser.add_argument("--subset", metavar="NAME", help="only these rows (default: as for --labels)")
-    parser.add_argument("--val", metavar="URL", help="fully labelled shards for the thresholds (default: the run's "
-                        "validation set)")
-    parser.add_argument("--val-sidecar", default="labels", metavar="NAME", help="their sidecar (default: labels)")
-    parser.add_argument("--val-subset", metavar="NAME", help="only these rows of them (default: all)")
+    add_val_arguments(parser, "fully labelled shards for the thresholds (default: the run's validation set)")
     parser.add_argument("--max-per-class", type=int, metavar="N", help="at most so many of a class, the surest")
     parser.add_argument("--sidecar", metavar="NAME", help="also write a sidecar: the labels with the suggestions added")
     parser.add_argument("--truth", metavar="NAME", help="sidecar with the true labels: report precision and recall")
@@ -57,10 +55,10 @@ def run(args: argparse.Namespace) -> None:
     trained = open_trained(args.model)
     source, val = sources(trained, args)
     truth = Sidecar.load(source.index, args.truth) if args.truth else None
-    folder = args.parts or os.path.join(trained.run, "passes")
-    with open_pool(pool_settings(args)) as pool:
-        calibration = calibrate(pool, trained, val, source, args.precision, folder, not args.parts)
-        found, measured = collect(pool, trained, source, calibration, truth, folder, not args.parts)
+    settings = pool_settings(args)
+    with open_pool(settings) as pool:
+        calibration = calibrate(pool, settings, trained, val, source, args.precision)
+        found, measured = collect(pool, settings, trained, source, calibration, truth)
     columns = found.sorted(args.max_per_class)
     write_table(args.out, table(source.index, columns, calibration.precision_at))
     facts = {"out": args.out, "suggestions": len(columns["row"]), "precision_asked": args.precision,
@@ -88,18 +86,12 @@ def _text(facts: dict) -> str:
 
 
 def sources(trained: Trained, args: argparse.Namespace) -> tuple[ShardSource, ShardSource]:
-    data = trained.config.data
-    own = data.train
-    source = ShardSource.load(args.shards or own.url, args.labels or ("labels" if args.shards else own.labels),
-                              args.subset or (None if args.shards else own.subset), data.scratch)
-    if args.val:
-        val = ShardSource.load(args.val, args.val_sidecar, args.val_subset, data.scratch)
-    elif data.val:
-        val = ShardSource.load(data.val.url, data.val.labels, data.val.subset, data.scratch)
-    else:
-        raise UserError("--val is needed: the run has no validation set, and thresholds are chosen on one.")
-    for one in (source, val):
-        check_classes(trained, one.index)
+    source = training_set(trained, args.shards, args.labels, args.subset)
+    own, val = trained.config.data.val, val_set(trained, args)
+    if val is None:
+        if own is None:
+            raise UserError("--val is needed: the run has no validation set, and thresholds are chosen on one.")
+        val = open_dataset(trained, own.url, own.labels, own.subset)
     if source.sidecar.unlisted == NEGATIVE:
         raise UserError(f"{source.index.url}: its sidecar {source.sidecar.name!r} knows every entry, so nothing is "
                         "missing. Choose a partial one with --labels.")
@@ -122,19 +114,19 @@ class Calibration:
         return found
 
 
-def calibrate(pool: Pool, trained: Trained, val: ShardSource, source: ShardSource, precision: float, folder: str,
-              temporary: bool) -> Calibration:
+def calibrate(pool: Pool, settings: PoolSettings, trained: Trained, val: ShardSource, source: ShardSource,
+              precision: float) -> Calibration:
     rows = shard_rows(val)
-    parts = pool.run(ScoreJob(trained, val), rows, folder, "scoring the validation set")
-    scores, labels = [], []
-    for shard, part in parts.read_all(list(rows)):
-        scores.append(part["scores"])
-        labels.append(val.sidecar.labels(shard).dense(val.classes, part["rows"]))
-    if temporary:
+    parts = pool.run(ScoreJob(trained, val), rows, settings.folder(trained.run), "scoring the validation set")
+    pieces = list(from_parts(parts, val, trained.config.data.max_bad_fraction))
+    if not pieces:
+        raise UserError(f"{val.index.url}: no sample could be read.")
+    if not settings.parts:
         parts.remove(list(rows))
     positives = source.sidecar.positives if source.subset is None else source.subset_counts()[0]
     annotated = positives / max(1, source.rows.sum())
-    return choose(np.concatenate(scores), np.concatenate(labels), annotated, precision)
+    return choose(np.concatenate([piece.scores for piece in pieces]),
+                  np.concatenate([piece.targets for piece in pieces]), annotated, precision)
 
 
 def choose(scores: np.ndarray, labels: np.ndarray, annotated: np.ndarray, precision: float) -> Calibration:
@@ -174,10 +166,10 @@ class Measured:
                 "hidden_positives": int(self.hidden.sum())}
 
 
-def collect(pool: Pool, trained: Trained, source: ShardSource, calibration: Calibration, truth: Sidecar | None,
-            folder: str, temporary: bool) -> tuple[Suggestions, Measured]:
+def collect(pool: Pool, settings: PoolSettings, trained: Trained, source: ShardSource, calibration: Calibration,
+            truth: Sidecar | None) -> tuple[Suggestions, Measured]:
     rows = shard_rows(source)
-    parts = pool.run(ScoreJob(trained, source), rows, folder, "scoring")
+    parts = pool.run(ScoreJob(trained, source), rows, settings.folder(trained.run), "scoring")
     found = Suggestions(source.index)
     counts = np.zeros((3, source.classes), np.int64)
     for shard, part in parts.read_all(list(rows)):
@@ -186,6 +178,6 @@ def collect(pool: Pool, trained: Trained, source: ShardSource, calibration: Cali
         if truth is not None:
             positive = truth.labels(shard).dense(source.classes, part["rows"]) == POSITIVE
             counts += np.stack([(chosen & positive).sum(0), chosen.sum(0), (positive & (labels == UNKNOWN)).sum(0)])
-        if temporary:
+        if not settings.parts:
             parts.remove([shard])
     return found, Measured(*counts)

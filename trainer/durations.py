@@ -1,4 +1,4 @@
-"""Durations as people write them: `500st` (steps), `2ep` (epochs), `5%` (of the phase)."""
+"""Durations as people write them: `500st` (steps), `2ep` (epochs), `5%` (of the phase); and as they read them."""
 
 from __future__ import annotations
 
@@ -33,3 +33,10 @@ def to_steps(text: str, steps_per_epoch: int, total_steps: int) -> int:
     amount, unit = float(match[1]), match[2]
     steps = {"st": amount, "ep": amount * steps_per_epoch, "%": amount / 100 * total_steps}[unit]
     return max(1, round(steps)) if amount else 0
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds: 1:02:05."""
+    minutes, left = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{left:02d}"

@@ -13,11 +13,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from data_pipelines import storage
 from data_pipelines.errors import UserError
-from trainer.world import World
+
+if TYPE_CHECKING:
+    from trainer.world import World
 
 CONFIG, METRICS, BAD_SAMPLES, LOG = "config.yaml", "metrics.jsonl", "bad_samples.jsonl", "log.txt"
 _CHECKPOINTS = "checkpoints"  # uploaded by themselves (checkpoint_files.py)

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from data_pipelines import storage
 from data_pipelines.errors import UserError
 from trainer.config import Config, load_config
+from trainer.durations import clock
 from trainer.metrics import RankingResult, write_table
 from trainer.run_folder import BAD_SAMPLES, CONFIG, LOG, METRICS, RunFolder
 
@@ -147,19 +148,14 @@ class RateMeter:
         return self.left * (time.monotonic() - self.since) / max(1, counted)
 
 
-def read_metrics(path: str) -> list[dict]:
-    """Every whole line; a last line that a kill cut short is left out."""
-    lines = []
-    with open(path, encoding="utf-8") as f:
-        for line in f:
-            if line.endswith("\n"):
-                lines.append(json.loads(line))
-    return lines
+def metric_lines(text: bytes) -> list[dict]:
+    """Every whole line of metrics.jsonl; a last one that a kill cut short is left out."""
+    return [json.loads(line) for line in text.split(b"\n")[:-1]]
 
 
 def _keep_lines(path: str, keep: Callable[[dict], bool]) -> None:
     if os.path.exists(path):
-        kept = [json.dumps(line) + "\n" for line in read_metrics(path) if keep(line)]
+        kept = [json.dumps(line) + "\n" for line in metric_lines(storage.read_bytes(path)) if keep(line)]
         storage.write_atomic(path, "".join(kept).encode())
 
 
@@ -176,12 +172,6 @@ def _refuse_another_config(config: Config, folder: RunFolder) -> None:
     if changed:
         raise UserError(f"{folder.url} holds checkpoints made with another config ({'; '.join(changed)}). "
                         f"Use another name=…, or remove that folder to start again.")
-
-
-def clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"
 
 
 def versions() -> dict:

@@ -220,6 +220,10 @@ def test_a_run_without_state_is_scored_once(trained, capsys):
     first = capsys.readouterr()
     assert "scores of step-" in json.loads(first.out)["origin"]
     assert "scoring: 410 of 410" in first.err
+    assert main(command) == 0
+    again = capsys.readouterr()
+    assert again.out == first.out
+    assert "scoring" not in again.err
 
 
 @pytest.mark.long

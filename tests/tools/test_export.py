@@ -14,27 +14,34 @@ from PIL import Image
 
 import trainer.evaluate
 from data_pipelines.decode import decode_image
+from data_pipelines.errors import UserError
 from data_pipelines.source import ShardSource
 from tools.cli import main
 from tools.export import best_thresholds, export, export_onnx
 from tools.exported import Exported, empty_model, file_digest
 from tools.passes.parts import Parts
 from tools.passes.scoring import ScoreJob, shard_rows
-from tools.passes.trained import load_model, open_trained
+from tools.passes.trained import Trained, load_model, open_trained
 from trainer.metrics_collector import ScoreCollector
 from trainer.world import World
 
 
-@pytest.fixture(scope="module")
-def model(trained, tmp_path_factory) -> str:
-    """Exported with thresholds of the validation set, scored in this process (Ray does it in the long form)."""
-    folder = tmp_path_factory.mktemp("exported")
-    run, source = open_trained(trained.scl), ShardSource.load(str(trained.data / "val"), "labels", None)
+def scored(run: Trained, source: ShardSource, folder: Path) -> Parts:
+    """In this process (Ray does it in the long form)."""
     job = ScoreJob(run, source)
-    work, parts = job.build(), Parts(str(folder / "parts"), job.fingerprint)
+    work, parts = job.build(), Parts(str(folder), job.fingerprint)
     for shard in shard_rows(source):
         parts.write(shard, work(shard))
-    exported = export(run, str(folder / "model"), best_thresholds(parts, source), source.index.url)
+    return parts
+
+
+@pytest.fixture(scope="module")
+def model(trained, tmp_path_factory) -> str:
+    """Exported with thresholds of the validation set."""
+    folder = tmp_path_factory.mktemp("exported")
+    run, source = open_trained(trained.scl), ShardSource.load(str(trained.data / "val"), "labels", None)
+    parts = scored(run, source, folder / "parts")
+    exported = export(run, str(folder / "model"), best_thresholds(parts, source, 0.0), source.index.url)
     assert export_onnx(exported) in (None, pytest.approx(0, abs=1e-5))
     return exported.folder
 
@@ -89,6 +96,11 @@ def predict(capsys, *arguments: str, code: int = 0) -> dict[str, dict]:
     return {Path(line["image"]).stem: line for line in lines}
 
 
+def f1(scores: np.ndarray, truth: np.ndarray, limit: float) -> float:
+    hit = (scores >= limit) & truth
+    return 2 * hit.sum() / ((scores >= limit).sum() + truth.sum())
+
+
 def test_predictions_equal_the_evaluation(model, images, evaluated, capsys):
     found = predict(capsys, model, str(images), "--top", "10", "--batch", "7")
     assert found.keys() == evaluated["test"].keys()
@@ -106,16 +118,32 @@ def test_thresholds_are_the_best_on_the_validation_set(model, trained, evaluated
     assert exported.classes == source.index.classes
     assert exported.thresholds is not None
     for c in range(10):
-        def f1(limit: float, c: int = c) -> float:
-            hit = (scores[:, c] >= limit) & truth[:, c]
-            return 2 * hit.sum() / ((scores[:, c] >= limit).sum() + truth[:, c].sum())
-
-        assert f1(exported.thresholds[c] - 1e-6) == pytest.approx(max(f1(limit) for limit in scores[:, c]))
+        best = max(f1(scores[:, c], truth[:, c], limit) for limit in scores[:, c])
+        assert f1(scores[:, c], truth[:, c], exported.thresholds[c] - 1e-6) == pytest.approx(best)
     for key, line in predict(capsys, model, str(images)).items():
         limits = exported.thresholds
         expected = {str(c) for c in range(10) if evaluated["test"][key][c] >= limits[c]}
         near = {str(c) for c in range(10) if abs(evaluated["test"][key][c] - limits[c]) < 1e-5}
         assert {entry["class"] for entry in line["predicted"]} ^ expected <= near
+
+
+def test_corrupt_samples_are_judged(trained, tmp_path):
+    """As in training: a few are left out and said, more than data.max_bad_fraction are an error."""
+    shutil.copytree(trained.data / "val", tmp_path / "val")
+    source = ShardSource.load(str(tmp_path / "val"), "labels", None)
+    offset, size = int(source.index.members(0).offsets[4]), int(source.index.members(0).sizes[4])
+    with open(source.index.shard_url(0), "r+b") as tar:
+        tar.seek(offset)
+        tar.write(bytes(size))
+    parts = scored(open_trained(trained.scl), source, tmp_path / "parts")
+    with pytest.raises(UserError, match=r"1 of 60 samples of .* cannot be decoded.*max_bad_fraction"):
+        best_thresholds(parts, source, 0.01)
+    read = dict(parts.read_all(list(shard_rows(source))))
+    assert read[0]["rows"].tolist() == [row for row in range(16) if row != 4]
+    scores = np.concatenate([part["scores"] for part in read.values()])
+    truth = np.concatenate([source.sidecar.labels(s).dense(10, part["rows"]) for s, part in read.items()]) == 1
+    for c, limit in enumerate(best_thresholds(parts, source, 0.02)):
+        assert f1(scores[:, c], truth[:, c], limit) == max(f1(scores[:, c], truth[:, c], s) for s in scores[:, c])
 
 
 def test_onnx_equals_the_evaluation(model, images, evaluated):

@@ -114,8 +114,12 @@ def test_trained_model_is_the_best_checkpoint(trained, job, expected):
 
 
 def test_bad_checkpoints(job, tmp_path):
-    with pytest.raises(UserError, match="no finished checkpoint"):
+    with pytest.raises(UserError, match="not a run folder"):
         open_trained(str(tmp_path / "nowhere"))
+    (tmp_path / "young").mkdir()
+    shutil.copy(Path(job.trained.run, "config.yaml"), tmp_path / "young")
+    with pytest.raises(UserError, match="no finished checkpoint"):
+        open_trained(str(tmp_path / "young"))
     with pytest.raises(UserError, match="never finished"):
         open_trained(str(tmp_path / "checkpoints" / "step-00000001"))
     copy = tmp_path / "run"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import termios
 
-from tools.progress import _clock, progress
+from tools.progress import progress
 
 SCRIPT = "from tools.progress import progress\nfor _ in progress(range(500), 500, 'packing', 'samples'): pass"
 
@@ -29,7 +29,3 @@ def test_bar_on_a_terminal():
     os.close(main)
     assert "packing: 100%" in text
     assert "500/500" in text
-
-
-def test_clock():
-    assert (_clock(5), _clock(65), _clock(3725)) == ("0:05", "1:05", "1:02:05")

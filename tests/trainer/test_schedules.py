@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from data_pipelines.errors import UserError
-from trainer.durations import check_duration, check_positive_duration, to_steps
+from trainer.durations import check_duration, check_positive_duration, clock, to_steps
 from trainer.schedules import lr_factor
 
 EPOCHS, STEPS = 5, 8
@@ -56,3 +56,7 @@ def test_durations_in_steps_epochs_and_parts_of_the_phase():
             check_duration(wrong)
     with pytest.raises(UserError, match="longer than 0"):
         check_positive_duration("0ep")
+
+
+def test_a_clock_shows_hours_minutes_and_seconds():
+    assert [clock(seconds) for seconds in (5, 65.4, 3725)] == ["0:00:05", "0:01:05", "1:02:05"]

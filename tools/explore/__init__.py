@@ -2,10 +2,12 @@
 
   lacuna explore runs/my-run                    open http://127.0.0.1:8753 in a browser
   lacuna explore runs/my-run --port 0           any free port
+  lacuna explore s3://bucket/runs/my-run        a run on object storage
   lacuna explore runs/my-run --labels suggested another sidecar of the same training set
 Views: the most likely missing labels, annotated labels that the model disagrees with, and the samples of a class. Keys:
-a accept, r reject, u undo, j and k next and previous, h heatmap. Decisions are kept in RUN/explore/decisions.jsonl; the
-app exports them as CSV or Parquet (RUN/explore/), or as a sidecar to train with (data.train.labels=NAME).
+a accept, r reject, u undo, j and k next and previous, h heatmap. Decisions are kept in RUN/explore/, the app exports
+them there as CSV or Parquet, or as a sidecar to train with (data.train.labels=NAME). For a run on object storage that
+folder is here: NAME-xxxxxxxx/explore/, and a sidecar goes to the training set.
 Beliefs come from the newest snapshot of the state; for methods that remember no scores, from one pass of the best
 checkpoint on Ray. Indexes are built once a snapshot, by one pass over the shards. Ctrl-C ends it.
 """
@@ -23,16 +25,17 @@ from tools.explore.decisions import Decisions
 from tools.explore.desk import Desk
 from tools.explore.server import HOST, make_server
 from tools.heatmaps import keeps_heatmaps
-from tools.passes.parts import fingerprint_of
+from tools.passes.parts import Parts, absolute, fingerprint_of
 from tools.passes.pool import add_pool_arguments, open_pool, pool_settings
 from tools.passes.scoring import ScoreJob, shard_rows
 from tools.passes.trained import open_trained
 from tools.report.beliefs import belief_field, state_view
 from tools.report.recorded_run import RecordedRun
+from tools.run_files import output_folder
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="run folder")
+    parser.add_argument("run", metavar="RUN", help="run folder or URL")
     parser.add_argument("--port", type=int, default=8753, help="default 8753; 0 takes a free one")
     parser.add_argument("--labels", metavar="NAME", help="sidecar of the training set (default: the run's)")
     parser.add_argument("--index-only", action="store_true", help="build the indexes and end")
@@ -56,7 +59,7 @@ def open_desk(path: str, labels: str | None, args: argparse.Namespace) -> Desk:
     folder = RecordedRun.open(path)
     split = folder.config.data.train
     source = ShardSource.load(split.url, labels or split.labels, split.subset, folder.config.data.scratch)
-    home = os.path.join(folder.path, "explore")
+    home = os.path.join(output_folder(folder.path), "explore")
     os.makedirs(home, exist_ok=True)
     origin, beliefs = _beliefs(folder, source, home, args)
     facts = {"origin": origin, "index": source.index.fingerprint, "labels": source.sidecar.fingerprint,
@@ -81,8 +84,11 @@ def _beliefs(folder: RecordedRun, source: ShardSource, home: str, args: argparse
     rows = shard_rows(source)
     if not rows:
         raise UserError(f"{source.index.url}: no sample takes part.")
-    with open_pool(pool_settings(args)) as pool:
-        parts = pool.run(ScoreJob(trained, source), rows, args.parts or os.path.join(home, "scores"), "scoring")
+    job = ScoreJob(trained, source)
+    parts = Parts(absolute(args.parts or os.path.join(home, "scores")), job.fingerprint)
+    if len(parts.finished(list(rows))) < len(rows):  # Ray takes seconds to start: only if there is work for it
+        with open_pool(pool_settings(args)) as pool:
+            parts = pool.run(job, rows, parts.folder, "scoring")
 
     def shard(number: int):
         part = parts.read(number)

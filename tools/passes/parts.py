@@ -26,7 +26,7 @@ def fingerprint_of(**facts) -> str:
 
 def absolute(url: str) -> str:
     """Workers run elsewhere: a local path must not depend on the current folder."""
-    return os.path.abspath(storage.local_path(url)) if storage.is_local(url) else url
+    return os.path.abspath(storage.local_path(url)) if storage.is_local(url) else url.rstrip("/")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ import numpy as np
 from data_pipelines.errors import UserError
 from tools.passes.parts import Parts, absolute
 from tools.progress import Progress
+from tools.run_files import parts_folder
 
 _ATTEMPTS = 3  # deaths of workers over one shard, or while starting: more is no accident
 _OBJECT_STORE_BYTES = 128 << 20  # only the job itself travels through it
@@ -44,6 +45,11 @@ class Job(Protocol):
 class PoolSettings:
     workers: int | None = None  # default: one per GPU, or one per core
     address: str | None = None  # of a running Ray cluster; default: an own one on this machine
+    parts: str | None = None  # where per-shard results are kept; default: they are removed at the end
+
+    def folder(self, run: str) -> str:
+        """Where the per-shard results of a pass with a run's model are written."""
+        return self.parts or parts_folder(run, shared=self.address is not None)
 
 
 def add_pool_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,13 +57,14 @@ def add_pool_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--workers", type=int, metavar="N", help="default: one per GPU, or one per core without GPUs")
     group.add_argument("--address", help="a running Ray cluster, e.g. auto or HOST:6379 (default: this machine alone)")
     group.add_argument("--parts", metavar="URL", help="folder for per-shard results, shared by all nodes; kept, so "
-                       "that a rerun reuses them (default: in the run folder, removed at the end)")
+                       "that a rerun reuses them (default: removed at the end; until then in the run folder, or in the "
+                       "temporary one of this machine if the run is on object storage)")
 
 
 def pool_settings(args: argparse.Namespace) -> PoolSettings:
     if args.workers is not None and args.workers < 1:
         raise UserError(f"--workers {args.workers}: at least 1 is needed.")
-    return PoolSettings(args.workers, args.address)
+    return PoolSettings(args.workers, args.address, args.parts)
 
 
 class Pool:

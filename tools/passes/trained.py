@@ -8,7 +8,6 @@ import os
 from dataclasses import dataclass, field
 
 import torch
-import yaml
 from safetensors.torch import load
 
 from data_pipelines import storage
@@ -16,8 +15,9 @@ from data_pipelines.errors import UserError
 from data_pipelines.index import ShardIndex
 from data_pipelines.source import ShardSource
 from tools.passes.parts import absolute
+from tools.run_files import read_file, run_config
 from trainer.checkpoint import COMMIT
-from trainer.config import Config, parse_config
+from trainer.config import Config
 from trainer.models import Classifier, build_model
 from trainer.run_log import CLASS_LIST
 
@@ -37,36 +37,31 @@ class Trained:
 
 def open_trained(path: str) -> Trained:
     """`path`: a run folder (its best checkpoint is taken, the last one without a validation set) or a checkpoint."""
-    path = absolute(path).rstrip("/")
+    path = absolute(path)
     parent = path.rsplit("/", 1)[0]
     if parent.endswith("/checkpoints"):
         run, checkpoint = parent.rsplit("/", 1)[0], path
         if not storage.exists(storage.join(checkpoint, COMMIT)):
             raise UserError(f"{checkpoint}: no {COMMIT} in it, so it was never finished. Give another checkpoint.")
+        config = run_config(run)
     else:
+        config = run_config(path)
         run, checkpoint = path, _best(path)
-    config = run_config(run)
     files, prefix = _committed(checkpoint)
     weights = "ema.safetensors" if "ema.safetensors" in files else "model.safetensors"
     return Trained(run, checkpoint, f"{prefix}/{weights}".lstrip("/"), files[weights]["sha256"], config,
                    *_class_list(run, config))
 
 
-def run_config(run: str) -> Config:
-    """The config that a run began with, as its folder holds it."""
-    where = storage.join(run, "config.yaml")
-    try:
-        return parse_config(yaml.safe_load(storage.read_bytes(where)), where)
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{where}: no such file, so {run} is not a run folder.") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{where}: not valid YAML ({error}).") from None
+def finished_checkpoints(run: str) -> list[str]:
+    """Those that were committed, oldest first."""
+    root = storage.join(run, "checkpoints")
+    return [storage.join(root, name) for name in storage.list_names(root)
+            if name.startswith("step-") and storage.exists(storage.join(root, name, COMMIT))]
 
 
 def _best(run: str) -> str:
-    root = storage.join(run, "checkpoints")
-    whole = [storage.join(root, name) for name in storage.list_names(root)
-             if name.startswith("step-") and storage.exists(storage.join(root, name, COMMIT))]
+    whole = finished_checkpoints(run)
     if not whole:
         raise UserError(f"{run}: no finished checkpoint in its checkpoints/. Give a run folder with one, or one of the "
                         "checkpoints/step-… folders themselves.")
@@ -88,11 +83,10 @@ def _committed(checkpoint: str) -> tuple[dict[str, dict], str]:
 
 
 def _class_list(run: str, config: Config) -> tuple[list[str], list[str]]:
-    try:
-        body = json.loads(storage.read_bytes(storage.join(run, CLASS_LIST)))
+    kept = read_file(run, CLASS_LIST)
+    if kept is not None:
+        body = json.loads(kept)
         return body["classes"], body["class_ids"]
-    except FileNotFoundError:
-        pass
     try:  # a run of before the list was kept: its training set still has it, if it is there
         index = ShardIndex.load(config.data.train.url)
     except UserError:

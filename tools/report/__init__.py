@@ -2,6 +2,7 @@
 
   lacuna report runs/my-run                                            writes runs/my-run/report.html
   lacuna report runs/an runs/en runs/role --oracle runs/full --out report.html      a comparison with gap closed
+  lacuna report s3://bucket/runs/my-run --out report.html              a run on object storage
   lacuna report runs/an --score --samples 2000                         run the kept checkpoints over training samples
 Curves, per-class AP, what the model believes about labels that were not observed, heatmaps over the epochs, state I/O
 and the difference of the configs. Figures over training use kept snapshots: a larger train.keep keeps more of them.
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 
 from data_pipelines import storage
 from data_pipelines.errors import UserError
@@ -22,11 +22,13 @@ from tools.report.comparing import class_table, config_differences, gap_closed
 from tools.report.page import render
 from tools.report.recorded_run import RecordedRun
 from tools.report.strips import strips_of
+from tools.run_files import output_folder
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders; differences are to the first")
-    parser.add_argument("--out", help="HTML file (default: report.html in the first run's folder)")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders or URLs; differences are to the first")
+    parser.add_argument("--out", help="HTML file (default: report.html in the first run's folder, or in a folder here "
+                        "if that run is on object storage)")
     parser.add_argument("--oracle", metavar="RUN", help="run with full labels, for the table of how much gap is closed")
     parser.add_argument("--samples", type=int, default=5000, help="training samples to look at (default 5000)")
     parser.add_argument("--score", action="store_true", help="score those samples with every kept checkpoint (slow on "
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(data, ensure_ascii=False))
         return
-    out = args.out or os.path.join(folders[0].path, "report.html")
+    out = args.out or storage.join(output_folder(folders[0].path), "report.html")
     storage.write_atomic(out, render(data).encode())
     print(out)
 

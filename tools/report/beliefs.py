@@ -7,14 +7,12 @@ Legend: n samples, L classes.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from data_pipelines import storage
 from data_pipelines.errors import UserError
 from data_pipelines.index import Sidecar, sidecar_names
 from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
@@ -122,20 +120,19 @@ def probabilities(field: Field, stored: np.ndarray) -> np.ndarray:
 
 def _checkpoint_views(folder: RecordedRun, source: ShardSource) -> Iterator[View]:
     from tools.passes.scoring import on_this_device, score
-    from tools.passes.trained import open_trained
+    from tools.passes.trained import finished_checkpoints, open_trained
 
-    root = os.path.join(folder.path, "checkpoints")
-    names = [name for name in storage.list_names(root) if os.path.exists(os.path.join(root, name, "COMMIT.json"))]
-    if not names:
-        raise UserError(f"--score: {root} holds no finished checkpoint. Train first, or leave --score out.")
-    for name in names:
-        model = on_this_device(open_trained(os.path.join(root, name)), source)
+    checkpoints = finished_checkpoints(folder.path)
+    if not checkpoints:
+        raise UserError(f"--score: {folder.path} has no finished checkpoint. Train first, or leave --score out.")
+    for checkpoint in checkpoints:
+        model = on_this_device(open_trained(checkpoint), source)
 
         def shard(number: int, model=model) -> tuple[np.ndarray, np.ndarray]:
             values, facts = model.run(number, score)
             return values, facts["rows"]
 
-        yield View(step_of(name), shard)
+        yield View(step_of(checkpoint), shard)
 
 
 def _used(source: ShardSource, shard: int) -> np.ndarray:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,8 +17,11 @@ from data_pipelines.errors import UserError
 from data_pipelines.labels import NEGATIVE
 from data_pipelines.source import ShardSource
 from state_store.store import StateStore
-from trainer.config import Config, load_config
-from trainer.run_log import read_metrics
+from tools.passes.parts import absolute
+from tools.run_files import read_file, run_config, run_name, state_url
+from trainer.config import Config
+from trainer.run_folder import METRICS
+from trainer.run_log import metric_lines
 
 Lacks = Callable[[str, str], None]  # (what, why) → a line in the page's list of what is absent
 _POINTS = 800  # of a curve: more cannot be told apart on a screen
@@ -27,23 +30,18 @@ _CUMULATIVE = ("state_stall_seconds", "state_bytes_read", "state_bytes_written")
 
 @dataclass(frozen=True)
 class RecordedRun:
-    path: str
+    path: str  # or URL
     config: Config
     lines: list[dict]  # of metrics.jsonl
 
     @classmethod
     def open(cls, path: str) -> RecordedRun:
-        if not storage.is_local(path):
-            raise UserError(f"{path}: copy the run folder to a disk first; shards and state may stay where they are.")
-        path = os.path.abspath(storage.local_path(path))
-        where, metrics = os.path.join(path, "config.yaml"), os.path.join(path, "metrics.jsonl")
-        if not os.path.exists(where):
-            raise UserError(f"{where}: no such file, so {path} is not a run folder. Give run_folder/name of a run.")
-        return cls(path, load_config(where, []), read_metrics(metrics) if os.path.exists(metrics) else [])
+        path = absolute(path)
+        return cls(path, run_config(path), metric_lines(read_file(path, METRICS) or b""))
 
     @property
     def name(self) -> str:
-        return os.path.basename(self.path)
+        return run_name(self.path)
 
     @cached_property
     def results(self) -> dict[str, Any]:
@@ -61,7 +59,7 @@ class RecordedRun:
     @cached_property
     def store(self) -> StateStore | None:
         """The per-sample state, if the method keeps any."""
-        url = self.config.train.state_url or os.path.join(self.path, "state")
+        url = state_url(self.path, self.config)
         return state_store.open(url) if storage.exists(storage.join(url, "zarr.json")) else None
 
     def scores(self) -> dict[str, float | None]:
@@ -90,12 +88,12 @@ class RecordedRun:
 
     def class_rows(self, split: str) -> dict[str, dict[str, Any]]:
         """class name → AP on the test or validation set; empty if the run has not come so far."""
-        path = os.path.join(self.path, f"{split}_classes.csv")
-        if not os.path.exists(path):
+        table = read_file(self.path, f"{split}_classes.csv")
+        if table is None:
             return {}
-        with open(path, encoding="utf-8", newline="") as f:
-            return {row["name"]: {"id": row["id"], "positives": int(row["positives"]),
-                                  "ap": float(row["ap"]) if row["ap"] else None} for row in csv.DictReader(f)}
+        return {row["name"]: {"id": row["id"], "positives": int(row["positives"]),
+                              "ap": float(row["ap"]) if row["ap"] else None}
+                for row in csv.DictReader(io.StringIO(table.decode(), newline=""))}
 
     def annotated_fraction(self) -> dict[str, float]:
         """class name → annotated entries ÷ training samples, by the sidecar's counts."""
@@ -109,11 +107,7 @@ class RecordedRun:
         return dict(zip(source.index.classes, total.tolist(), strict=True))
 
     def _json(self, name: str) -> dict[str, Any]:
-        path = os.path.join(self.path, name)
-        if not os.path.exists(path):
-            return {}
-        with open(path, encoding="utf-8") as f:
-            return json.load(f)
+        return json.loads(read_file(self.path, name) or b"{}")
 
 
 def curves(lines: list[dict]) -> dict[str, list[list[float | None]]]:

@@ -1,0 +1,64 @@
+"""A run's files where they are, on a disk or on object storage, and where that which commands make of a run goes.
+
+Everything is read by URL: nothing has to be copied first. A run on a disk gets results into its own folder. One on
+object storage is only read: they go into a folder of the current one, unless a URL is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+
+import yaml
+
+from data_pipelines import storage
+from data_pipelines.errors import UserError
+from tools.passes.parts import absolute
+from trainer.config import Config, parse_config
+from trainer.run_folder import CONFIG
+
+
+def run_name(run: str) -> str:
+    return absolute(run).rsplit("/", 1)[-1]
+
+
+def read_file(run: str, name: str) -> bytes | None:
+    """None if the run has no such file."""
+    try:
+        return storage.read_bytes(storage.join(run, name))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def run_config(run: str) -> Config:
+    """The config that a run began with, as its folder holds it."""
+    where, text = storage.join(run, CONFIG), read_file(run, CONFIG)
+    if text is None:
+        raise UserError(f"{where}: no such file, so {run} is not a run folder. Give run_folder/name of a run.")
+    try:
+        return parse_config(yaml.safe_load(text), where)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{where}: not valid YAML ({error}).") from None
+
+
+def state_url(run: str, config: Config) -> str:
+    """Where the run's per-sample state is, if its method keeps any."""
+    return config.train.state_url or storage.join(run, "state")
+
+
+def output_folder(run: str) -> str:
+    """Where results about a run are written when nobody says where."""
+    return absolute(run) if storage.is_local(run) else os.path.abspath(f"{run_name(run)}-{_digest(run)}")
+
+
+def parts_folder(run: str, shared: bool) -> str:
+    """Where the parts of a pass are written that are removed at its end; `shared`: other nodes write there too."""
+    if storage.is_local(run) or shared:
+        return storage.join(absolute(run), "passes")
+    return os.path.join(tempfile.gettempdir(), f"lacuna-passes-{os.getuid()}", _digest(run))
+
+
+def _digest(run: str) -> str:
+    """Runs of one name in two buckets are two runs."""
+    return hashlib.sha256(absolute(run).encode()).hexdigest()[:8]
