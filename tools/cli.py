@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
+from types import ModuleType
 
 from data_pipelines.errors import UserError
 
+# What a person can mend: a path that is wrong or may not be written, a full disk.
+_MENDABLE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC,
+             errno.EDQUOT, errno.ENAMETOOLONG)
 # command → (module, one line). A module has `configure(parser)` and `run(args) -> int | None`.
 COMMANDS = {
     "doctor": ("tools.doctor", "examine this machine: what is ready for training, what is not, and what to do"),
@@ -44,15 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         names = ", ".join(COMMANDS)
         print(f"lacuna: no command {argv[0]!r}; there are: {names}. See `lacuna --help`.", file=sys.stderr)
         return 2
-    module = importlib.import_module(COMMANDS[argv[0]][0])
-    parser = argparse.ArgumentParser(
-        prog=f"lacuna {argv[0]}", description=COMMANDS[argv[0]][1] + ".",
-        epilog=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    module.configure(parser)
-    # Commands that take config overrides let them stand among the options.
-    parse = parser.parse_intermixed_args if getattr(module, "TAKES_OVERRIDES", False) else parser.parse_args
-    args = parse(argv[1:])
+    module, args = parse(argv)
     try:
         return int(module.run(args) or 0)
     except UserError as error:
@@ -61,9 +58,51 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # `lacuna … | head`: nobody reads the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in _MENDABLE:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"lacuna {argv[0]}: {where}{(error.strerror or str(error)).lower()}. Check the paths and the disk, then "
+              "run it again.", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+
+
+def parse(argv: list[str]) -> tuple[ModuleType, argparse.Namespace]:
+    """The command's module, and its arguments."""
+    module, parser = open_command(argv[0])
+    # Commands that take config overrides let them stand among the options.
+    mixed = getattr(module, "TAKES_OVERRIDES", False)
+    return module, (parser.parse_intermixed_args if mixed else parser.parse_args)(argv[1:])
+
+
+def open_command(name: str) -> tuple[ModuleType, argparse.ArgumentParser]:
+    module = importlib.import_module(COMMANDS[name][0])
+    parser = argparse.ArgumentParser(
+        prog=f"lacuna {name}", description=COMMANDS[name][1] + ".",
+        epilog=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.configure(parser)
+    lines = (module.__doc__ or "").splitlines()
+    for leaf in leaves(parser):
+        if leaf is not parser:
+            _show_examples(leaf, [line for line in lines if line.startswith(f"  {leaf.prog} ")])
+    return module, parser
+
+
+def leaves(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """The parser itself, or those of its actions, which may have actions of their own."""
+    inner = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    return [leaf for action in inner for sub in action.choices.values() for leaf in leaves(sub)] or [parser]
+
+
+def _show_examples(leaf: argparse.ArgumentParser, lines: list[str]) -> None:
+    """Of a command's examples, those of one action: who asks for its help looks there."""
+    if lines and f"  {leaf.prog} " not in (leaf.epilog or ""):
+        leaf.epilog = "\n\n".join(filter(None, [(leaf.epilog or "").strip(), "\n".join(["Examples:", *lines])]))
+        leaf.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
 def _overview() -> str:

@@ -33,14 +33,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     readers = make.add_subparsers(dest="reader", required=True, metavar="READER")
     for name, reader in READERS.items():
         module = inspect.getmodule(reader.read)
+        example = f"Example:\n  lacuna shards make {name} {reader.example}"
         one = readers.add_parser(name, help=reader.summary, description=reader.summary + ".",
-                                 epilog=module.__doc__ if module else None,
+                                 epilog=f"{module.__doc__ if module else ''}\n{example}".lstrip(),
                                  formatter_class=argparse.RawDescriptionHelpFormatter)
         reader.configure(one.add_argument_group("the dataset"))
         _packing_options(one.add_argument_group("the shards"))
-    _index_options(actions.add_parser("index", help="index WebDataset tars made elsewhere", epilog=indexing.__doc__,
+    text = "index WebDataset tars made elsewhere"
+    _index_options(actions.add_parser("index", help=text, description=text + ".", epilog=indexing.__doc__,
                                       formatter_class=argparse.RawDescriptionHelpFormatter))
-    checks = actions.add_parser("check", help="verify shards, index and labels, and decode every sample")
+    text = "verify shards, index and labels, and decode every sample"
+    checks = actions.add_parser("check", help=text, description=text + ".")
     checks.add_argument("folder", help="folder or URL with an index.json")
     checks.add_argument("--no-decode", action="store_true", help="only compare tables, tars and labels")
     checks.add_argument("--workers", type=int, default=0, help="shards checked at the same time (default: 1 a core)")

@@ -2,7 +2,7 @@
   lacuna state snapshots URL                          committed snapshots, oldest first
   lacuna state verify URL                             read and check every chunk; exit code 1 if anything is damaged
   lacuna state export URL --to OUT --format zarr      plain Zarr for any reader (or: references, parquet, npz)
-  lacuna state import URL --from OUT --index DIR      rows of exported files back into a new snapshot, by sample key
+  lacuna state import URL --from OUT --index DIR --name NEW      exported rows into a new snapshot, by sample key
   lacuna state reshard URL --index OLD --new-index NEW --to OUT --labels NAME    sharded anew: move state by key
   lacuna state migrate URL --to OUT --set ema.dtype=uint16 --drop phi    the same state with other fields
 `lacuna inspect` shows what is in a store. All take the newest snapshot unless --snapshot names one. `import` and

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import re
+import shlex
 
 import pytest
 
-from tools.cli import COMMANDS, main
+from tools.cli import COMMANDS, leaves, main, open_command, parse
 
 
 def parsers(name: str) -> list[argparse.ArgumentParser]:
     """The command's parser, or those of its actions."""
-    parser = argparse.ArgumentParser(prog=f"lacuna {name}")
-    importlib.import_module(COMMANDS[name][0]).configure(parser)
-    return leaves(parser)
+    return leaves(open_command(name)[1])
 
 
-def leaves(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    inner = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
-    return [leaf for action in inner for sub in action.choices.values() for leaf in leaves(sub)] or [parser]
+def examples(text: str) -> list[str]:
+    """Indented commands of a help text, whole and without the remark behind them."""
+    found = re.findall(r"^  (lacuna (?:[^\\\n]|\\\n)+)", text, re.MULTILINE)
+    return [re.split(r" {2,}|\s+[#>]", re.sub(r"\s*\\\n\s*", " ", line))[0] for line in found]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -31,8 +31,20 @@ def test_help_has_an_example(name, capsys):
     assert f"  lacuna {name}" in out, "an indented line that can be copied"
     assert COMMANDS[name][1][:30] in " ".join(out.split())
     for leaf in parsers(name):
+        assert f"  {leaf.prog}" in leaf.format_help(), f"{leaf.prog} --help has no example"
         for action in leaf._actions:
             assert action.help, f"{leaf.prog} {action.dest} explains nothing"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_are_legal(name):
+    """Every example of every help text can be parsed; what it names is not looked for."""
+    shown = {line for parser in (open_command(name)[1], *parsers(name)) for line in examples(parser.format_help())}
+    assert shown
+    for line in shown:
+        words = shlex.split(line)[1:]
+        if "--help" not in words:
+            parse(words)
 
 
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"bench"}))
@@ -58,3 +70,13 @@ def test_overview_and_unknown_commands(capsys):
     assert main([]) == 2
     assert main(["trian"]) == 2
     assert "there are: doctor" in capsys.readouterr().err
+
+
+def test_a_path_that_cannot_be_written_is_a_mistake(tmp_path, capsys):
+    (tmp_path / "file").write_text("not a folder")
+    out = str(tmp_path / "file" / "digits")
+    assert main(["shards", "make", "digits", "--count", "4", "--streams", "1", "--out", out]) == 2
+    err = capsys.readouterr().err
+    assert str(tmp_path / "file") in err
+    assert "not a directory" in err
+    assert "Traceback" not in err

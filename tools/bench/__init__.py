@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"no benchmark {args.name!r}; there are: {', '.join(BENCHES)}. Try `lacuna bench map --quick`.")
     module = importlib.import_module(BENCHES[args.name])
     parser = argparse.ArgumentParser(prog=f"lacuna bench {args.name}", description=module.__doc__,
+                                     epilog=f"Example:\n  lacuna bench {args.name} --quick",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smaller form, at most 50 s on 2 cores")
     if hasattr(module, "configure"):

@@ -1,9 +1,9 @@
 """A small web app on this machine over a run's data and state: look at images, accept or reject suggested labels.
 
-  lacuna explore runs/my-run                    open http://127.0.0.1:8753 in a browser
-  lacuna explore runs/my-run --port 0           any free port
-  lacuna explore s3://bucket/runs/my-run        a run on object storage
-  lacuna explore runs/my-run --labels suggested another sidecar of the same training set
+  lacuna explore runs/my-run                      open http://127.0.0.1:8753 in a browser
+  lacuna explore runs/my-run --port 0             any free port
+  lacuna explore s3://bucket/runs/my-run          a run on object storage
+  lacuna explore runs/my-run --labels suggested   another sidecar of the same training set
 Views: the most likely missing labels, annotated labels that the model disagrees with, and the samples of a class. Keys:
 a accept, r reject, u undo, j and k next and previous, h heatmap. Decisions are kept in RUN/explore/, the app exports
 them there as CSV or Parquet, or as a sidecar to train with (data.train.labels=NAME). For a run on object storage that
