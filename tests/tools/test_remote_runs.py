@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from s3fs import S3FileSystem
 from data_pipelines import storage
 from data_pipelines.source import ShardSource
 from tools.cli import main
+from tools.explore import open_desk
 from tools.passes.parts import Parts
 from tools.passes.pool import Job, PoolSettings, open_pool
 from tools.passes.scoring import ScoreJob, shard_rows
@@ -108,6 +110,14 @@ def look_at_the_run(run: Two, capsys) -> None:
     assert "<html" in Path(written).read_text()[:200]
     same(capsys, run, "explore", "--index-only")
     assert files_below(output_folder(run.url) + "/explore") == files_below(run.copy + "/explore")
+    there, here = (open_desk(place, None, Namespace(workers=1, address=None, parts=None))
+                   for place in (run.url, run.copy))
+    first = here.page("missing", None, 0, 1)["items"][0]
+    place = first["shard"], first["row"]
+    assert there.sample(*place) == here.sample(*place)
+    assert there.picture(*place, 300, first["class"]) == here.picture(*place, 300, first["class"])
+    there.decisions.decide((*place, first["class"]), "accept")
+    assert Path(there.export("csv", "")["written"]).parent == Path(output_folder(run.url), "explore")
 
 
 def use_the_model(run: Two, capsys) -> None:
