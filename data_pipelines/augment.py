@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torchvision.transforms.v2.functional as F
 
 from data_pipelines.hashing import mix
 
@@ -129,6 +128,8 @@ _MAGNITUDE = 9 / 30
 
 def _randaugment_step(image: torch.Tensor, rng: SampleRng) -> torch.Tensor:
     """One of the 14 operations of RandAugment, by our own draw: torchvision's uses the global generator."""
+    import torchvision.transforms.v2.functional as F  # seconds of a process's start, which few need
+
     size = image.shape[-1]
     sign = 1 if rng.random() < 0.5 else -1
     bend, shift, turn = sign * 0.3 * _MAGNITUDE, sign * 150 / 331 * size * _MAGNITUDE, sign * 30 * _MAGNITUDE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
@@ -19,16 +20,23 @@ def environment(**extra: str) -> dict[str, str]:
     return launches.environment(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", **extra)
 
 
+def command(ranks: int, *arguments: str, port: int = 0, script: str = launches.SCRIPT) -> list[str]:
+    starter = [str(Path(__file__).parent / "start_ranks.py"), str(ranks), str(port or launches.free_port())]
+    return [sys.executable, *(starter if ranks > 1 else []), script, *arguments]
+
+
 class Launch(launches.Launch):
-    """A launch of a config given as a dict; `folder` is its run folder."""
+    """A launch of a config given as a dict; `folder` is its run folder. With or without DeepSpeed's launcher."""
 
     def __init__(self, config: dict, folder: Path, ranks: int, *overrides: str, port: int = 0, cwd: Path | None = None,
-                 **variables: str):
+                 launcher: bool = False, **variables: str):
         self.folder = folder / config["name"]
         path = folder / f"{config['name']}.yaml"
         path.write_text(yaml.safe_dump({"run_folder": str(folder), **config}))
-        self._start(launches.command(ranks, "--config", str(path), *overrides, port=port), config["name"], folder, cwd,
-                    variables)
+        words = ("--config", str(path), *overrides)
+        self._start(launches.command(ranks, *words, port=port) if launcher else command(ranks, *words, port=port),
+                    config["name"], folder, cwd, variables)
+        self.alone = ranks == 1
 
     @classmethod
     def many(cls, jobs: list[dict], name: str, folder: Path, ranks: int) -> Launch:
@@ -39,7 +47,8 @@ class Launch(launches.Launch):
             job["config"]["run_folder"] = str(folder)
         path.write_text(json.dumps(jobs))
         script = str(Path(__file__).parent / "many_runs.py")
-        launch._start(launches.command(ranks, str(path), script=script), name, folder, None, {})
+        launch._start(command(ranks, str(path), script=script), name, folder, None, {})
+        launch.alone = ranks == 1
         return launch
 
     def _start(self, words: list[str], name: str, folder: Path, cwd: Path | None, variables: dict[str, str]) -> None:

@@ -1,6 +1,6 @@
 """Several runs one after another in one launch, since starting ranks is what takes time.
 
-`deepspeed many_runs.py JOBS.json`: a list of {"config": …, "leave": step, "kill": step, "record": bool}. A run that is
+`many_runs.py JOBS.json`: a list of {"config": …, "leave": step, "kill": step, "record": bool}. A run that is
 left stops dead before that step, without closing anything; `kill` ends the whole launch there by SIGKILL. `record`
 writes the scores at the start of every epoch and which entries were selected, beside the run's other files.
 """
