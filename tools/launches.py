@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -17,6 +18,7 @@ from data_pipelines.errors import UserError
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SCRIPT = os.path.join(ROOT, "trainer", "run.py")
+_PORTS = range(20_000, 32_000)  # Linux connects from 32768 upwards
 _GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -43,9 +45,15 @@ def command(ranks: int, *arguments: str, port: int = 0, script: str = SCRIPT,
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port that a launch will listen on once its ranks have started, seconds from now.
+
+    Not from the range that the system takes ports of outgoing connections from: one of those could be there first.
+    """
+    for port in random.SystemRandom().sample(_PORTS, 100):
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
+    raise UserError(f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free, of 100 that were tried.")
 
 
 class Launch:
