@@ -20,6 +20,13 @@ def test_plain_lines(capsys):
     assert lines[0].startswith("packing: 500 of 500 samples, ")
 
 
+def test_no_line_comes_twice(capsys, monkeypatch):
+    monkeypatch.setattr("tools.progress._SECONDS_BETWEEN_LINES", 0.0)
+    assert list(progress(range(3), 3, "packing")) == [0, 1, 2]
+    assert [line.partition(" it")[0] for line in capsys.readouterr().err.splitlines()] == [
+        "packing: 1 of 3", "packing: 2 of 3", "packing: 3 of 3"]
+
+
 def test_bar_on_a_terminal():
     main, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (24, 100))

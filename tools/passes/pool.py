@@ -57,8 +57,8 @@ def add_pool_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--workers", type=int, metavar="N", help="default: one per GPU, or one per core without GPUs")
     group.add_argument("--address", help="a running Ray cluster, e.g. auto or HOST:6379 (default: this machine alone)")
     group.add_argument("--parts", metavar="URL", help="folder for per-shard results, shared by all nodes; kept, so "
-                       "that a rerun reuses them (default: removed at the end; until then in the run folder, or in the "
-                       "temporary one of this machine if the run is on object storage)")
+                       "that a rerun reuses them (default: removed at the end; until then in the run folder, or in "
+                       "this machine's temporary one if that is on object storage and there is no --address)")
 
 
 def pool_settings(args: argparse.Namespace) -> PoolSettings:
