@@ -43,7 +43,8 @@ def run(s3, single_shards, tmp_path, monkeypatch) -> Two:
     launch = Launch({
         "name": "scl", "run_folder": f"{root}/runs", "model": {"backbone": "lacuna:tiny"},
         "data": {**data, "image_size": 32, "normalize": "centered", "streams": 4, "augment": {"flip": False}},
-        "method": {"name": "en_scl", "gamma": 0.1, "start_phase": 0}, "train": {"log_every": 5, "keep": 9},
+        "method": {"name": "en_scl", "gamma": 0.1, "start_phase": 0},
+        "train": {"log_every": 5, "keep": 9, "staging": str(tmp_path / "staging")},
         "phases": [{"name": "only", "epochs": 2, "batch": 64, "lr": 3e-3}]}, tmp_path, 1)
     launch.ok()
     url, copy = f"{root}/runs/scl", tmp_path / "copy" / "scl"
