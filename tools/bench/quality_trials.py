@@ -92,7 +92,7 @@ ANNOTATIONS = {
         "fe": _trials("fe"),
         "ls": _trials("ls", {"temperature": 5.0}, {"temperature": 20.0}),
         "se_i": _trials("se_i", {}, {"positive_weight": 5.0}),
-        "se_l": _trials("se_l", {}, {"positive_weight": 5.0, "side": "negative"}),
+        "se_l": _trials("se_l", {}, {"side": "negative"}),
         "se": _trials("se", {}, {"positive_weight": 5.0}),
     }, "ne"),
 }
