@@ -47,7 +47,7 @@ def test_full_labels_beat_an_and_what_is_known_is_not_trained_again(tmp_path):
     assert not os.listdir(tmp_path / "trials")
 
 
-def test_selective_is_trained_again_for_another_prior(tmp_path):
+def test_trained_again_for_another_prior_or_if_given_up(tmp_path):
     folder = prepare(os.path.join(generate(str(tmp_path)), "coco_features"), str(tmp_path), 0.2)
     trial = {"lr": 1e-3, "method": {"name": "csl", "mode": "selective", "prior_threshold": 0.5}}
     trials = Trials(folder, str(tmp_path), 1)
@@ -61,9 +61,15 @@ def test_selective_is_trained_again_for_another_prior(tmp_path):
         assert low["curve"] != high["curve"]
         assert score(0.1) == low
         assert score(0.9) == high
+        scores = tmp_path / "scores.jsonl"
+        lines = [json.loads(line) for line in scores.read_text().splitlines()]
+        assert len(lines) == 2  # nothing was trained twice
+        del lines[1]["test"]  # as if it had been given up against a better trial
+        scores.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        assert score(0.9) == high
+        assert len(scores.read_text().splitlines()) == 3
     finally:
         trials.close()
-    assert len((tmp_path / "scores.jsonl").read_text().splitlines()) == 2  # nothing was trained twice
 
 
 def test_annotations_say_no_more_than_the_truth(tmp_path):
