@@ -141,7 +141,7 @@ class Trials:
 
     def table(self, labels: str) -> str:
         """Scores of a teacher for the training images, made when they are first needed."""
-        url = os.path.abspath(os.path.join(self.out, "tables", labels))
+        url = os.path.abspath(os.path.join(self.out, "tables", f"{labels}-{self.epochs}"))
         done = url + ".done"
         if not os.path.exists(done):
             config = self._config(f"teacher-{labels}", 0, TEACHER["lr"], TEACHER["method"], labels)
