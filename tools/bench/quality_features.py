@@ -10,15 +10,12 @@ import hashlib
 import json
 import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from data_pipelines.plan import EpochPlan
 from data_pipelines.source import ShardSource
-from data_pipelines.stream import EpochStream
-from tools.bench.quality_teacher import write_table
+from tools.bench.quality_teacher import is_table, scored, write_table
 from tools.bench.quality_trials import TEACHER, Annotation, Trial
 from tools.neighbors.making import Wishes, make_neighbors
 from tools.passes.pool import PoolSettings, open_pool
@@ -26,7 +23,6 @@ from trainer import loop
 from trainer import world as worlds
 from trainer.assemble import build_run
 from trainer.config import Config, parse_config
-from trainer.evaluate import EVAL_BATCH, eval_maker
 from trainer.methods import METHODS
 from trainer.neighbors import FACTS_NAME
 from trainer.priors import read_prior, write_prior
@@ -142,15 +138,13 @@ class Trials:
     def table(self, labels: str) -> str:
         """Scores of a teacher for the training images, made when they are first needed."""
         url = os.path.abspath(os.path.join(self.out, "tables", f"{labels}-{self.epochs}"))
-        done = url + ".done"
-        if not os.path.exists(done):
+        if not is_table(url):
             config = self._config(f"teacher-{labels}", 0, TEACHER["lr"], TEACHER["method"], labels)
             run = build_run(config, self.world, self.watchdog)
             loop.train(run)
             write_table(url, run, ShardSource.load(os.path.join(self.data, "train"), labels, None))
             run.run_log.close()
             shutil.rmtree(config.folder)
-            Path(done).touch()
         return url
 
     def prior_path(self, labels: str, method: str, seed: int) -> str:
@@ -206,11 +200,8 @@ def read_curve(config: Config) -> list[float]:
 def mean_scores(run: loop.Run) -> np.ndarray:
     """float64 [L]: the mean probability of every class over the training images, with the weights that were tested."""
     source = run.sources["train"]
-    plan = EpochPlan(source.rows, 0, 0, 1, EVAL_BATCH, open_shards=1, shuffle=False)
     total, samples = torch.zeros(source.classes, dtype=torch.float64), 0
-    run.model.eval()
-    with EpochStream(source, plan, range(1), eval_maker(run.config, source), workers=1) as stream, torch.no_grad():
-        for batch in stream:
-            total += torch.sigmoid(run.model(batch.inputs)[0]).double().sum(0)
-            samples += len(batch)
+    for batch, scores in scored(run, source):
+        total += scores.double().sum(0)
+        samples += len(batch)
     return (total / samples).numpy()

@@ -8,13 +8,15 @@ gain here.
 from __future__ import annotations
 
 import os
-import shutil
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
+import state_store
 from data_pipelines.plan import EpochPlan
 from data_pipelines.source import ShardSource
+from data_pipelines.stream import Batch
 from state_store.fields import Field
 from state_store.moving import BulkWriter
 from tools.import_scores import SNAPSHOT, new_store
@@ -22,19 +24,28 @@ from trainer import loop
 from trainer.evaluate import EVAL_BATCH, eval_stream
 
 
-def write_table(url: str, run: loop.Run, source: ShardSource) -> None:
-    """Probabilities of the run's classifier for every sample, as `lacuna import-scores` stores them."""
-    shutil.rmtree(url, ignore_errors=True)  # left by one that was killed
-    writer = BulkWriter(new_store(url, source.index, [Field("scores", (source.classes,), "float16")]))
+def scored(run: loop.Run, source: ShardSource) -> Iterator[tuple[Batch, torch.Tensor]]:
+    """Every sample once with its probabilities [B, L], by the weights that were tested."""
     plan = EpochPlan(source.rows, 0, 0, 1, EVAL_BATCH, open_shards=1, shuffle=False)
-    rows = [np.zeros((count, source.classes), np.float16) for count in source.index.rows]
     run.model.eval()
     with eval_stream(source, plan, run.config, run.world) as stream, torch.no_grad():
         for batch in stream:
-            scores = torch.sigmoid(run.model(batch.inputs)[0]).half().numpy()
-            for shard in np.unique(batch.shards):
-                here = batch.shards == shard
-                rows[shard][batch.rows[here]] = scores[here]
+            yield batch, torch.sigmoid(run.model(batch.inputs)[0])
+
+
+def is_table(url: str) -> bool:
+    """Whether one is there and whole: a killed writing leaves a store without a snapshot."""
+    return os.path.exists(os.path.join(url, "zarr.json")) and bool(state_store.open(url).snapshots())
+
+
+def write_table(url: str, run: loop.Run, source: ShardSource) -> None:
+    """Probabilities of the run's classifier for every sample, as `lacuna import-scores` stores them."""
+    writer = BulkWriter(new_store(url, source.index, [Field("scores", (source.classes,), "float16")]))
+    rows = [np.zeros((count, source.classes), np.float16) for count in source.index.rows]
+    for batch, scores in scored(run, source):
+        for shard in np.unique(batch.shards):
+            here = batch.shards == shard
+            rows[shard][batch.rows[here]] = scores.half().numpy()[here]
     for shard, values in enumerate(rows):
         writer.write("scores", shard, values)
     writer.commit(SNAPSHOT, {"teacher": os.path.basename(run.config.folder)})
