@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 SECONDS_PER_INPUT = 10
 SHORT, LONG = 120, 12_000  # inputs a target
+Targets = dict[str, tuple[st.SearchStrategy[bytes], Callable[[bytes], object]]]
 
 _LEAVES = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 3), st.sampled_from([2**31, -(2**63), 10**30, 1e400, -0.5, float("nan")]),
@@ -82,6 +83,13 @@ def fuzz(inputs: st.SearchStrategy[bytes], attempt: Callable[[bytes], object], a
             attempt(data)
 
     check()
+
+
+def fuzz_all(targets: Targets, names: list[str], allowed: tuple[type[Exception], ...], count: int = SHORT) -> None:
+    """A few inputs of every target; `names` are all of them, since the long forms are listed by name."""
+    assert list(targets) == names
+    for inputs, attempt in targets.values():
+        fuzz(inputs, attempt, allowed, count)
 
 
 @contextmanager

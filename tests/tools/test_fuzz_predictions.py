@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from fuzzing import LONG, SHORT, damaged_bytes, damaged_json, fuzz
+from fuzzing import LONG, damaged_bytes, damaged_json, fuzz, fuzz_all
 from pyarrow import parquet
 
 from data_pipelines.errors import UserError
@@ -75,10 +75,7 @@ NAMES = ["npy", "npz", "parquet", "table npz", "table parquet", "real", "origina
 
 
 def test_damaged_predictions(tmp_path):
-    made = targets(tmp_path)
-    assert list(made) == NAMES
-    for inputs, attempt in made.values():
-        fuzz(inputs, attempt, (UserError,), SHORT)
+    fuzz_all(targets(tmp_path), NAMES, (UserError,))
 
 
 @pytest.mark.long

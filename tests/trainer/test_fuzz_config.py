@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fuzzing import LONG, SHORT, damaged_bytes, damaged_json, fuzz
+from fuzzing import LONG, damaged_bytes, damaged_json, fuzz, fuzz_all
 
 from data_pipelines.errors import UserError
 from trainer.checkpoint_files import CheckpointFiles, facts_of
@@ -65,10 +65,7 @@ NAMES = ["config", "config values", "commit"]
 
 
 def test_damaged_configs_and_commits(tmp_path):
-    made = targets(tmp_path)
-    assert list(made) == NAMES
-    for inputs, attempt in made.values():
-        fuzz(inputs, attempt, (UserError,), SHORT)
+    fuzz_all(targets(tmp_path), NAMES, (UserError,))
 
 
 @pytest.mark.long
