@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
+from data_pipelines.color import Jitter, blur, grayscale, jitter
 from data_pipelines.hashing import mix
 
 _AUGMENT = 3  # keeps augmentation's use of the seed apart from the plan's
 Box = tuple[float, float, float, float]
 FULL_BOX: Box = (0.0, 0.0, 1.0, 1.0)
 _resize_into = torch.ops.aten._upsample_bilinear2d_aa.out
-CROPS = ("squash", "random_resized", "center")
+CROPS = ("squash", "random_resized", "center", "same")
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Augment:
     """What happens to an image on its way to `size` x `size`.
 
     crop: "squash" ignores the aspect ratio (Cole protocol); "random_resized" takes a box of `scale` of the area;
-    "center" resizes the short side to `size / center_fraction` and takes the middle (ImageNet evaluation: 0.875).
+    "center" resizes the short side to `size / center_fraction` and takes the middle (ImageNet evaluation: 0.875);
+    "same" is for a second view and starts from the first one's pixels: the same crop and flip.
     """
 
     size: int
@@ -35,9 +37,14 @@ class Augment:
     flip: bool = False
     center_fraction: float = 0.875
     randaugment: int = 0
-    """Number of RandAugment operations (0 = off), at magnitude 9 of 30."""
+    """Number of RandAugment operations (0 = off)."""
+    randaugment_magnitude: float = 9.0  # of 30
     cutout: float = 0.0
     """Side of the random-colour rectangle as a fraction of the image side (0 = off; ASL and CSL use 0.5)."""
+    color_jitter: Jitter = (0.0, 0.0, 0.0, 0.0)
+    color_chance: float = 1.0
+    grayscale: float = 0.0
+    blur: float = 0.0
 
     def __post_init__(self):
         assert self.crop in CROPS, self.crop
@@ -51,15 +58,16 @@ class Augment:
         # The operator itself rather than F.resize: the same kernel, but it fills the batch without a copy.
         _resize_into(image[None, :, top : top + height, left : left + width], [self.size, self.size], False, None, None,
                      out=out[None])
-        flipped = self.flip and rng.random() < 0.5
+        flipped = self.flip and self.crop != "same" and rng.random() < 0.5
         if flipped:
             out.copy_(out.flip(-1))
         if self.cutout:
             _cutout(out, self.cutout, rng)
-        if self.randaugment:
-            changed = out
-            for _ in range(self.randaugment):
-                changed = _randaugment_step(changed, rng)
+        changed = out
+        for _ in range(self.randaugment):
+            changed = _randaugment_step(changed, self.randaugment_magnitude / 30, rng)
+        changed = self._recolor(changed, rng)
+        if changed is not out:
             out.copy_(changed)
         return out, (left / columns, top / rows, (left + width) / columns, (top + height) / rows), flipped
 
@@ -68,9 +76,18 @@ class Augment:
         """RandAugment's shears and rotations are not in the box: methods that need geometry refuse it."""
         return self.randaugment > 0
 
+    def _recolor(self, image: torch.Tensor, rng: SampleRng) -> torch.Tensor:
+        if any(self.color_jitter) and rng.random() < self.color_chance:
+            image = jitter(image, self.color_jitter, rng)
+        if self.grayscale and rng.random() < self.grayscale:
+            image = grayscale(image)
+        if self.blur and rng.random() < self.blur:
+            image = blur(image, rng)
+        return image
+
     def _crop(self, rows: int, columns: int, rng: SampleRng) -> tuple[int, int, int, int]:
         """(top, left, height, width) in whole pixels of the image."""
-        if self.crop == "squash":
+        if self.crop in ("squash", "same"):
             return 0, 0, rows, columns
         if self.crop == "random_resized":
             return self._random_box(rows, columns, rng)
@@ -123,17 +140,14 @@ def _cutout(image: torch.Tensor, fraction: float, rng: SampleRng) -> None:
     image[:, max(0, y - half_h) : y + half_h, max(0, x - half_w) : x + half_w] = colour[:, None, None]
 
 
-_MAGNITUDE = 9 / 30
-
-
-def _randaugment_step(image: torch.Tensor, rng: SampleRng) -> torch.Tensor:
+def _randaugment_step(image: torch.Tensor, magnitude: float, rng: SampleRng) -> torch.Tensor:
     """One of the 14 operations of RandAugment, by our own draw: torchvision's uses the global generator."""
     import torchvision.transforms.v2.functional as F  # seconds of a process's start, which few need
 
     size = image.shape[-1]
     sign = 1 if rng.random() < 0.5 else -1
-    bend, shift, turn = sign * 0.3 * _MAGNITUDE, sign * 150 / 331 * size * _MAGNITUDE, sign * 30 * _MAGNITUDE
-    factor = 1 + sign * 0.9 * _MAGNITUDE
+    bend, shift, turn = sign * 0.3 * magnitude, sign * 150 / 331 * size * magnitude, sign * 30 * magnitude
+    factor = 1 + sign * 0.9 * magnitude
     choice = int(rng.random() * 14)
     if choice == 0:
         return image
@@ -151,7 +165,7 @@ def _randaugment_step(image: torch.Tensor, rng: SampleRng) -> torch.Tensor:
     if choice <= 9:
         return enhance[choice - 6](image, factor)
     if choice == 10:
-        return F.posterize(image, 8 - round(4 * _MAGNITUDE))
+        return F.posterize(image, 8 - round(4 * magnitude))
     if choice == 11:
-        return F.solarize(image, 255 * (1 - _MAGNITUDE))
+        return F.solarize(image, 255 * (1 - magnitude))
     return F.autocontrast(image) if choice == 12 else F.equalize(image)

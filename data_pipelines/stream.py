@@ -86,7 +86,8 @@ class SampleMaker:
         image, rng = decode_image(data), sample_rng(self.seed, self.epoch, shard, row)
         _, box, flipped = self.augment(image, rng, out)
         if self.strong is not None:
-            self.strong(image, rng, views[1])  # the same generator goes on: other draws than the first view's
+            # The same generator goes on: other draws than the first view's.
+            self.strong(out if self.strong.crop == "same" else image, rng, views[1])
         return box, flipped
 
 

@@ -25,7 +25,8 @@ from tools.passes.pool import PoolSettings, add_pool_arguments, pool_settings
 from tools.passes.trained import open_trained
 from tools.prior import estimate, provenance, write
 from tools.run_files import run_config
-from trainer.config import Config, load_config
+from trainer.config import Config
+from trainer.config_file import load_config
 
 # Of the training that the prior comes from: on COCO with FPC the authors' γ put 20 priors above η = 0.5 instead of one.
 _PLAIN = {"mode": "ignore", "prior": "null", "soft_prior": 0, "gamma_positive": 0, "gamma_negative": 0,

@@ -21,7 +21,7 @@ from data_pipelines.readers import digits
 from tools.heatmaps import draw_heatmaps
 from tools.launches import ROOT, command, environment
 from tools.progress import Progress
-from trainer.config import load_config
+from trainer.config_file import load_config
 
 SPLITS = {"train": 4000, "val": 500, "test": 1000}
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from data_pipelines.errors import UserError
-from trainer.config import validated
 from trainer.methods import METHODS
 from trainer.methods.base import Method, Task
+from trainer.validation import validated
 
 _CLASSES = (80, 1000, 9600)
 _GRID = 14

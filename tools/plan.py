@@ -26,7 +26,8 @@ from state_store.schema import Schema
 from state_store.slots import Slots
 from tools.plan_calibration import Calibration, calibrate, free_disk
 from trainer.assemble import load_sources, place_model, task_of
-from trainer.config import Config, load_config
+from trainer.config import Config
+from trainer.config_file import load_config
 from trainer.durations import clock, to_steps
 from trainer.methods import build_method
 from trainer.sample_state import SampleState

@@ -1,25 +1,18 @@
-"""The typed configuration: YAML file + `section.key=value` overrides, merged as plain dicts, validated once.
-
-A YAML file may name a base with `base: other.yaml`, or several with `base: [data.yaml, model.yaml]` (relative to
-itself); later bases win over earlier ones, its own keys over all.
-"""
+"""The typed configuration (config_file.py reads it from YAML and overrides)."""
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
 import re
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from data_pipelines import storage
 from data_pipelines.errors import UserError
-from data_pipelines.whole_number import whole_number
 from trainer.durations import check_duration, check_positive_duration, is_zero
+from trainer.validation import validated
 
 
 def _check_trainable(value: Any) -> Any:
@@ -32,6 +25,7 @@ def _check_trainable(value: Any) -> Any:
 
 Duration = Annotated[str, BeforeValidator(check_duration)]
 PositiveDuration = Annotated[str, BeforeValidator(check_positive_duration)]
+Strength = Annotated[float, Field(ge=0, le=1)]
 Trainable = Annotated[Literal["head", "all"] | tuple[str, ...], BeforeValidator(_check_trainable)]
 
 
@@ -53,14 +47,25 @@ class SplitConfig(Section):
 
 
 class AugmentConfig(Section):
-    crop: Literal["squash", "random_resized", "center"] = "squash"
+    crop: Literal["squash", "random_resized", "center", "same"] = "squash"
+    """squash: the whole image; random_resized; center: the middle; same (strong_augment only): the crop and flip of the
+    first view."""
     scale: tuple[float, float] = (0.25, 1.0)
     """Area of a random-resized crop, as a fraction of the image."""
     flip: bool = True
     randaugment: int = Field(0, ge=0)
     """Number of RandAugment operations; 0 = off."""
+    randaugment_magnitude: float = Field(9.0, ge=0, le=30)
     cutout: float = Field(0.0, ge=0, le=1)
     """Side of the cut-out rectangle as a fraction of the image side; 0 = off."""
+    color_jitter: tuple[Strength, Strength, Strength, Annotated[float, Field(ge=0, le=0.5)]] = (0.0, 0.0, 0.0, 0.0)
+    """Brightness, contrast and saturation times 1 ± these, hue turned by up to ± the last (0.5: any colour)."""
+    color_chance: float = Field(1.0, ge=0, le=1)
+    """How often the jitter is applied."""
+    grayscale: float = Field(0.0, ge=0, le=1)
+    """How often an image loses its colours."""
+    blur: float = Field(0.0, ge=0, le=1)
+    """How often an image is blurred (3 × 3 pixels)."""
 
     @model_validator(mode="after")
     def _scale_is_a_range(self) -> AugmentConfig:
@@ -81,7 +86,8 @@ class DataConfig(Section):
     image_size: int = Field(224, gt=0)
     augment: AugmentConfig = AugmentConfig()
     strong_augment: AugmentConfig = AugmentConfig(randaugment=2, cutout=0.5)
-    """The second view of methods that compare two views of an image; others do not make it."""
+    """The second view of methods that compare two views of an image; others do not make it. crop: same keeps the first
+    view's crop and flip."""
     eval_crop: Literal["squash", "center"] = "squash"
     normalize: Literal["imagenet", "unit", "centered"] = "imagenet"
     """imagenet: mean/std; unit: [0, 1]; centered: [-1, 1]."""
@@ -97,6 +103,12 @@ class DataConfig(Section):
     """The run stops when more than this part of an epoch's (or an evaluation's) samples cannot be decoded."""
     scratch: str | None = None
     """Folder for remote shards while they are open (default: the system's temporary folder)."""
+
+    @model_validator(mode="after")
+    def _first_view_has_its_own_crop(self) -> DataConfig:
+        if self.augment.crop == "same":
+            raise UserError("augment.crop = 'same' is for strong_augment: write squash, random_resized or center")
+        return self
 
 
 class ModelConfig(Section):
@@ -214,30 +226,6 @@ class Config(Section):
         return body
 
 
-def load_config(path: str, overrides: list[str]) -> Config:
-    """Read, merge and validate; every mistake is a UserError that names the key."""
-    body = _read_yaml(path)
-    parsed = [_parse_override(override) for override in overrides]
-    # A method's name first: another method drops the settings of the one before it, not those given beside it.
-    for keys, value, override in sorted(parsed, key=lambda o: o[0] != ["method", "name"]):
-        old = body.get("method")
-        if keys == ["method", "name"] and isinstance(old, dict) and old.get("name") != value:
-            body["method"] = {}
-        _set(body, keys, value, override)
-    return parse_config(body, path)
-
-
-def _parse_override(override: str) -> tuple[list[str], Any, str]:
-    key, equals, text = override.partition("=")
-    if not equals:
-        raise UserError(f"override {override!r}: write section.key=value, e.g. train.precision=bf16.")
-    try:
-        return key.strip().split("."), yaml.safe_load(text), override
-    except yaml.YAMLError as error:
-        reason = getattr(error, "problem", None) or error
-        raise UserError(f"override {override!r}: {text!r} is not valid YAML ({reason}). Quote it: \"'…'\".") from None
-
-
 def parse_config(body: dict, where: str) -> Config:
     config = validated(Config, body, where)
     _refuse_secrets(config, where)
@@ -254,102 +242,6 @@ def _refuse_secrets(config: Config, where: str) -> None:
         if isinstance(value, str) and _SECRET.search(value):
             raise UserError(f"{where}: {key} holds credentials (not repeated here), and configs are written into the "
                             "run folder. Give them in the environment (AWS_ACCESS_KEY_ID …, or a profile) instead.")
-
-
-def validated(model: type, body: dict, where: str) -> Any:
-    """An instance of a pydantic model; unknown keys get the closest legal one suggested."""
-    try:
-        return model.model_validate(body)  # type: ignore[attr-defined]
-    except ValidationError as error:
-        raise UserError(f"{where}: " + "; ".join(_explain(model, e) for e in error.errors())) from None
-    except RecursionError:
-        raise UserError(f"{where}: nested too deeply.") from None
-
-
-def _explain(model: type, error: Any) -> str:
-    path = [str(part) for part in error["loc"]]
-    key = ".".join(path)
-    if error["type"] == "extra_forbidden":
-        legal = _legal_keys(model, path[:-1])
-        close = difflib.get_close_matches(path[-1], legal, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"legal keys: {', '.join(sorted(legal))}."
-        return f"unknown key {key!r}; {hint}"
-    if error["type"] == "missing":
-        return f"key {key!r} is required."
-    reason = error["msg"].removeprefix("Value error, ").rstrip(".")
-    return f"{key}: {reason}." if isinstance(error["input"], dict) else f"{key} = {error['input']!r}: {reason}."
-
-
-def _legal_keys(model: Any, path: list[str]) -> list[str]:
-    for part in path:
-        if whole_number(part) is not None:
-            continue
-        annotation = model.model_fields[part].annotation
-        options = [annotation, *getattr(annotation, "__args__", ())]
-        model = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), model)
-    return list(model.model_fields)
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is written twice, of which YAML would silently take the last."""
-
-    def construct_mapping(self, node, deep=False):
-        keys = [key.value for key, _ in node.value]
-        double = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
-        if double is not None:
-            raise yaml.YAMLError(f"key {double!r} twice, line {node.start_mark.line + 1} ff.")
-        return super().construct_mapping(node, deep)
-
-
-def _read_yaml(path: str, seen: tuple[str, ...] = ()) -> dict:
-    named = f"{seen[-1]}: base {path}" if seen else f"--config {path}"
-    if path in seen:
-        raise UserError(f"{named} leads back to itself.")
-    try:
-        body = yaml.load(storage.read_bytes(path).decode(), _Loader)  # a SafeLoader
-    except UserError:
-        raise  # object storage, in its own words
-    except OSError as error:
-        raise UserError(f"{named}: cannot be read ({(error.strerror or str(error)).lower()}).") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid YAML ({error}).") from None
-    if not isinstance(body, dict):
-        raise UserError(f"{path}: expected keys and values, found {type(body).__name__}.")
-    bases = body.pop("base", None) or []
-    merged: dict = {}
-    for base in bases if isinstance(bases, list) else [bases]:
-        merged = merge(merged, _read_yaml(os.path.join(os.path.dirname(path), str(base)), (*seen, path)))
-    return merge(merged, body)
-
-
-def merge(base: dict, top: dict) -> dict:
-    """Keys of `top` win; nested sections are merged, everything else is replaced. Another method starts afresh."""
-    out = dict(base)
-    for key, value in top.items():
-        both = isinstance(value, dict) and isinstance(out.get(key), dict)
-        other_method = key == "method" and both and value.get("name", out[key].get("name")) != out[key].get("name")
-        out[key] = merge(out[key], value) if both and not other_method else value
-    return out
-
-
-def _set(body: dict, path: list[str], value: Any, override: str) -> None:
-    node: Any = body
-    for i, part in enumerate(path):
-        last = i == len(path) - 1
-        if isinstance(node, list):
-            number = whole_number(part)
-            if number is None or number >= len(node):
-                raise UserError(f"override {override!r}: {'.'.join(path[:i])} is a list; "
-                                f"use an index 0..{len(node) - 1}.")
-            part = number  # type: ignore[assignment]
-        elif not isinstance(node, dict):
-            raise UserError(f"override {override!r}: {'.'.join(path[:i])} is a single value, it has no keys.")
-        if last:
-            node[part] = value
-        else:
-            if isinstance(node, dict) and node.get(part) is None:
-                node[part] = {}  # absent, or switched off with null
-            node = node[part]
 
 
 def flat(body: Any, path: str = "") -> dict[str, Any]:

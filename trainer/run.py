@@ -16,7 +16,8 @@ import traceback
 
 from data_pipelines import storage
 from data_pipelines.errors import UserError
-from trainer.config import Config, load_config
+from trainer.config import Config
+from trainer.config_file import load_config
 
 EPILOG = """examples:
   deepspeed --num_gpus 8 trainer/run.py --config configs/cole/coco14_an_linear.yaml

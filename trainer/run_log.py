@@ -18,7 +18,8 @@ from tqdm import tqdm
 
 from data_pipelines import storage
 from data_pipelines.errors import UserError
-from trainer.config import Config, load_config
+from trainer.config import Config
+from trainer.config_file import load_config
 from trainer.durations import clock
 from trainer.metrics import RankingResult, write_table
 from trainer.run_folder import BAD_SAMPLES, CONFIG, LOG, METRICS, RunFolder

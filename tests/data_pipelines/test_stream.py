@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from data_pipelines.augment import Augment, sample_rng
+from data_pipelines.color import grayscale
 from data_pipelines.decode import decode_image
 from data_pipelines.errors import UserError
 from data_pipelines.index import Members, Shard, ShardIndex, SidecarWriter
@@ -284,3 +285,15 @@ def test_a_second_view_has_its_own_draws_and_leaves_the_first_alone(tmp_path):
             AUGMENT(image, rng)
             assert torch.equal(two.strong[i], strong(image, rng)[0]), "the draws go on where the first view's ended"
         assert torch.equal(two.narrow(1, 3).strong, two.strong[1:3])
+
+
+def test_a_second_view_of_the_same_crop_differs_in_colour_only(tmp_path):
+    source = write_shards(tmp_path / "shards", [6, 5], image_bytes)
+    plan = EpochPlan(source.rows, 5, 1, 1, 4, 2)
+    for chance in (0.0, 1.0):
+        strong = Augment(SIZE, crop="same", flip=True, grayscale=chance)
+        with EpochStream(source, plan, range(1), SampleMaker(AUGMENT, plan.seed, plan.epoch, strong=strong)) as stream:
+            for batch in stream:
+                assert batch.strong is not None
+                expected = batch.inputs if not chance else torch.stack([grayscale(image) for image in batch.inputs])
+                assert torch.equal(batch.strong, expected)

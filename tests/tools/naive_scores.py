@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from data_pipelines.augment import Augment, SampleRng
 from data_pipelines.decode import decode_image
 from data_pipelines.source import OpenShard
-from trainer.config import load_config
+from trainer.config_file import load_config
 from trainer.models import build_model
 
 

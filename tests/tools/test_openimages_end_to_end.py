@@ -16,7 +16,7 @@ from data_pipelines.index import ShardIndex, Sidecar
 from data_pipelines.readers import digits
 from tools.cli import main
 from tools.passes.pool import PoolSettings, open_pool
-from trainer.config import load_config
+from trainer.config_file import load_config
 from trainer.methods import build_method
 from trainer.methods.base import Task
 from trainer.priors import read_prior

@@ -11,10 +11,10 @@ from oracles import batch_of, step_of
 
 from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from state_store import Given, MemoryStore
-from trainer.config import validated
 from trainer.methods import METHODS
 from trainer.methods.base import LossTerms, Method, Outputs, Step, Task
 from trainer.sample_state import StateRows
+from trainer.validation import validated
 
 GRID, SIDE, WIDTH = 2, 8, 3
 

@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from data_pipelines.errors import UserError
-from trainer.config import load_config, merge, parse_config
+from trainer.config import parse_config
+from trainer.config_file import load_config, merge
 
 BODY = {"name": "x", "data": {"train": {"url": "/data/train"}, "val": {"url": "/data/val"}},
         "method": {"name": "epr", "expected_positives": 2.0},
@@ -81,6 +82,8 @@ def test_mistakes_in_values_name_the_key_and_what_is_legal(write):
         "phases.0.trainable=[all, layer4]": "write head, all, or a list",
         "phases.0.trainable=[layer4, '']": "write head, all, or a list",
         "data.augment.scale=[1, 0.5]": "0 < a <= b <= 1",
+        "data.augment.crop=same": "data: augment.crop = 'same' is for strong_augment",
+        "data.augment.color_jitter=[0.4, 0.4, 0.4, 0.6]": "less than or equal to 0.5",
         "data.train.url.x=1": "data.train.url is a single value",
         "data.valu.url=/x": "unknown key 'data.valu'; did you mean 'val'?",
     }

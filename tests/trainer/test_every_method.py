@@ -29,7 +29,7 @@ SETTINGS: dict[str, dict] = {
     "ll_cp": {"delta_percent": 5.0}, "em_apl": {"warmup_epochs": 1}, "mime": {"warmup_epochs": 1, "threshold": 0.3},
     "ignore": {"first_epoch": 1}, "lac": {"contrast_phase": 0, "contrast_threshold": 0.5, "queue": 32},
     "scpnet": {"base_threshold": 0.5}, "gpr": {"expected_positives": 2.2, "threshold": 0.1},
-    "aevlp": {"expected_positives": 2.2, "threshold": 0.1}, "ccd": {"crops": True, "crop_epoch": 1},
+    "aevlp": {"expected_positives": 2.2, "threshold": 0.1}, "ccd": {"crops": True, "late_epoch": 1},
     **{f"{kind}{more}": {"expected_positives": 2.2} for kind in ("en", "ep", "epr") for more in ("", "_cl", "_scl")},
 }
 

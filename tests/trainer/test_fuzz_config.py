@@ -11,7 +11,8 @@ from fuzzing import LONG, damaged_bytes, damaged_json, fuzz, fuzz_all
 
 from data_pipelines.errors import UserError
 from trainer.checkpoint_files import CheckpointFiles, facts_of
-from trainer.config import load_config, parse_config
+from trainer.config import parse_config
+from trainer.config_file import load_config
 from trainer.run_folder import RunFolder
 from trainer.world import World
 

@@ -138,22 +138,25 @@ def test_aevlp(source, tables, tmp_path):
 def test_ccd(source, tables, tmp_path, crops):
     url, table = tables
     sums, counts = np.zeros(CLASSES), np.zeros(CLASSES)
+    sure = []
     for row in table["scores"]:
         share = row / row.sum()
-        if -sum(x * math.log(x) for x in share if x > 0) <= 1.2:
+        sure.append(-sum(x * math.log(x) for x in share if x > 0) <= 1.2)
+        if sure[-1]:
             sums[row.argmax()] += row.max()
             counts[row.argmax()] += 1
     bias = np.where(counts > 0, sums / np.maximum(counts, 1), 1)
 
     def formula(n, i, p, label, epoch):
-        target = np.clip(table["scores"][n, i] / bias[i], 0.05, 1)
+        target = min(max(table["scores"][n, i], 0.05) / bias[i], 1)
         if crops and epoch >= 1:
-            target = 0.6 * target + 0.4 * np.clip(table["crop_max"][n, i] / bias[i], 0.05, 1)
+            target = min(0.6 * target + 0.4 * max(table["crop_max"][n, i], 0.05) / bias[i], 1)
         target = {POSITIVE: 1, NEGATIVE: 0}.get(int(label), target)
-        return -target * math.log(p) - (1 - target) * math.log(1 - p)
+        weight = 0.3 if epoch >= 1 and not sure[n] else 1
+        return weight * (-target * math.log(p) - (1 - target) * math.log(1 - p))
 
-    body = {"name": "ccd", "scores": url, "max_entropy": 1.2, "floor": 0.05, "crops": crops, "crop_epoch": 1,
-            "ratio": 0.6}
+    body = {"name": "ccd", "scores": url, "max_entropy": 1.2, "floor": 0.05, "crops": crops, "late_epoch": 1,
+            "ratio": 0.6, "consistency": 0, "unsure_weight": 0.3}
     harness = harness_for(source, tmp_path, body)
     entry_by_entry(harness, formula)
     np.testing.assert_allclose(harness.method.state()["bias"].numpy(), bias, rtol=1e-6)

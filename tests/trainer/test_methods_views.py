@@ -1,4 +1,4 @@
-"""IGNORE, LAC and SCPNet-style consistency equal loops over entries by formula, with gradients by autograd."""
+"""IGNORE, LAC, SCPNet-style and CCD's consistency equal loops over entries by formula, with gradients by autograd."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_lac_contrast_over_a_queue_that_fills_up():
                 mean = sum(w * out.features[n].flatten(1)[:, g] for g, w in enumerate(weights))
                 views.append(F.normalize(method.projector(mean), dim=0))
             new.append((i, *views))
-        pointer = 0 if pointer + len(new) > 12 else pointer
+        pointer = 0 if pointer + len(new) >= 12 else pointer
         held[pointer : pointer + len(new)] = new
         pointer += len(new)
         value = naive_contrast([e for e in held if e is not None], 0.5)
@@ -247,3 +247,23 @@ def test_scpnet():
         with torch.no_grad():
             model.head.weight += 0.4 * torch.randn_like(model.head.weight)
     assert 0 < selected.sum() < selected.size
+
+
+# ---- CCD (its targets: test_methods_tables.py)
+
+def test_ccd_consistency():
+    """The strong view follows the first one's probabilities, which get no gradient from it; not before late_epoch."""
+    z, model = case()
+    settings = {"consistency": 0.7, "late_epoch": 2}
+    plain, method = method_of("ccd", z, **{**settings, "consistency": 0}), method_of("ccd", z, **settings)
+    assert (plain.needs_strong_view, method.needs_strong_view) == (False, True)
+    tables = {"scores": np.random.default_rng(0).dirichlet(np.ones(5), len(z)).astype(np.float16)}
+    plain.bias = method.bias = torch.full((5,), 0.4)
+    for epoch in (1, 2):
+        a, s = model(images(len(z), 7)).logits, model(images(len(z), 8)).logits
+        p, follows = torch.sigmoid(a.detach()), 0.0
+        for n, i in np.ndindex(*z.shape):
+            follows = follows - (p[n, i] * F.logsigmoid(s[n, i]) + (1 - p[n, i]) * F.logsigmoid(-s[n, i])) / z.size
+        first = total(take_step(plain, model(images(len(z), 7)), z, Rows(plain, z, tables), epoch=epoch))
+        terms = take_step(method, model(images(len(z), 7)), z, Rows(method, z, tables), forward=model, epoch=epoch)
+        assert_same(model, total(terms), first + 0.7 * follows * (epoch == 2))

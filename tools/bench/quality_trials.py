@@ -70,7 +70,7 @@ SINGLE = {
     "em_apl": _trials("em_apl", {"pseudo_weight": 0.2}, {"pseudo_weight": 0.9}),
     "vlpl": _trials("vlpl", {}, {"threshold": 0.1}),  # tables of the teacher
     "gpr": _trials("gpr", {}, {**_COCO_GR, "threshold": 0.1}),
-    "ccd": _trials("ccd", {}, {"max_entropy": 4.0}),
+    "ccd": _trials("ccd", {"consistency": 0}, {"consistency": 0, "max_entropy": 4.0}),  # features have one view
     "crisp": _trials("crisp", {"positive_mean": "batch"}, {"positive_mean": "data"}),
 }
 ANNOTATIONS = {

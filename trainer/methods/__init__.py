@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 
 from data_pipelines.errors import UserError
-from trainer.config import validated
 from trainer.methods import (
     asl,
     ccd,
@@ -28,6 +27,7 @@ from trainer.methods import (
 )
 from trainer.methods import soft_exposure_neighbors as se
 from trainer.methods.base import Method, Task
+from trainer.validation import validated
 
 METHODS: dict[str, type[Method]] = {
     "bce": cole.Bce,

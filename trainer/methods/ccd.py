@@ -1,9 +1,11 @@
-"""CCD-style training on debiased vision-language scores, after Kim and Shim (CVPR 2025).
+"""CCD: training on debiased vision-language scores, Kim and Shim (CVPR 2025).
 
-Reduction: mean over classes and the global batch; exact binary cross-entropy to soft targets.
+Reduction: mean over classes and the global batch; exact binary cross-entropy.
 Class bias b_c: the mean of the highest score of an image, over the images whose highest class is c and whose scores
-(normalised to sum 1) have an entropy ≤ 2. Targets: score / b_c, at least `floor`, within [0, 1]; from `crop_epoch` on,
-if a table of crops is given, ratio·target + (1 − ratio)·(best crop / b_c, likewise).
+(normalised to sum 1) have an entropy ≤ 2. Targets: max(score, floor) / b_c, at most 1. From `late_epoch` on:
+    if a table of crops is given, ratio·target + (1 − ratio)·max(best crop, floor) / b_c, at most 1
+    + λ·(cross-entropy of the strong view to the first view's probabilities, which are constants)
+    images of a higher entropy count min(1, unsure_weight) times in the first term
 """
 
 from __future__ import annotations
@@ -26,21 +28,24 @@ class CcdSettings(ScoreSettings):
     max_entropy: float = Field(2.0, gt=0)
     """Images whose scores have a higher entropy (natural logarithm) do not count for the class bias."""
     floor: float = Field(0.0, ge=0, lt=1)
-    """Least target; the authors smooth labels so, with a value that we do not know."""
+    """Least score, before the bias is removed (published: 1/L)."""
+    late_epoch: int = Field(2, ge=0)
+    """First epoch of the phase (from 0) with crops and consistency."""
     crops: bool = False
-    """Mix in the table `crop_max` (best score of an image's crops) from `crop_epoch` on."""
-    crop_epoch: int = Field(2, ge=0)
-    """First epoch of the phase (from 0) with the crops' scores."""
-    ratio: float = Field(0.5, ge=0, le=1)
-    """Weight of the image's own score against its crops'; the authors' value is not known to us."""
+    """Mix in the table `crop_max` (best score of an image's crops)."""
+    ratio: float = Field(0.2, ge=0, le=1)
+    """Weight of the image's own score against its crops' (authors, VOC: 0.2)."""
+    consistency: float = Field(1.0, ge=0)
+    """λ; 0 needs no second view, so that feature shards will do."""
+    unsure_weight: float = Field(1.0, ge=0, le=1)
+    """Weight of images with an entropy above max_entropy (authors, VOC: 1; the code's default: 0.1)."""
 
 
 class Ccd(TableMethod):
     """Soft targets from debiased scores; known labels win over them (the paper has no labels at all).
 
-    Not here: crops chosen by the classifier's own activation maps while it trains (they need the vision-language model
-    at hand; a table of crop scores takes their place), the consistency term and the flag of high-entropy images, whose
-    use is not stated well enough. The map head's factor 3 is `model.boost=3`.
+    Not here: crops chosen by the classifier's own activation maps, which need the vision-language model while it
+    trains; a table of crop scores takes their place. The map head's factor 3 is `model.boost=3`.
     """
 
     paper = "Kim and Shim, Classifier-Guided CLIP Distillation for Unsupervised Multi-Label Classification, CVPR 2025"
@@ -51,6 +56,10 @@ class Ccd(TableMethod):
     @property
     def needs_scores(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("scores", "crop_max") if self.settings.crops else ("scores",)  # type: ignore[attr-defined]
+
+    @property
+    def needs_strong_view(self) -> bool:  # type: ignore[override]
+        return self.settings.consistency > 0  # type: ignore[attr-defined]
 
     def begin_epoch(self, start: EpochStart) -> None:
         if self.bias is not None:
@@ -70,18 +79,27 @@ class Ccd(TableMethod):
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
         settings: CcdSettings = self.settings  # type: ignore[assignment]
         assert step.state is not None
-        target = self._debiased(step.state.read("scores").float())
-        if settings.crops and step.epoch >= settings.crop_epoch:
+        late = step.epoch >= settings.late_epoch
+        scores = step.state.read("scores").float()
+        target = self._debiased(scores).clamp(max=1)
+        if settings.crops and late:
             crops = self._debiased(step.state.read("crop_max").float())
-            target = settings.ratio * target + (1 - settings.ratio) * crops
+            target = (settings.ratio * target + (1 - settings.ratio) * crops).clamp(max=1)
         target = torch.where(positive(batch.labels), 1.0, torch.where(negative(batch.labels), 0.0, target))
-        entries = F.binary_cross_entropy_with_logits(outputs.logits, target.to(outputs.logits.dtype), reduction="none")
-        return LossTerms(entries.mean(1))
+        loss = cross_entropy(outputs.logits, target)
+        if late and settings.unsure_weight < 1:
+            loss = torch.where(entropy(scores) > settings.max_entropy, settings.unsure_weight * loss, loss)
+        if late and settings.consistency:
+            assert step.forward is not None
+            assert batch.strong is not None
+            strong = step.forward(batch.strong).logits
+            loss = loss + settings.consistency * cross_entropy(strong, torch.sigmoid(outputs.logits.detach()))
+        return LossTerms(loss)
 
     def _debiased(self, scores: torch.Tensor) -> torch.Tensor:
         assert self.bias is not None
         floor = self.settings.floor  # type: ignore[attr-defined]
-        return (scores / self.bias.to(scores.device)).clamp(min=floor, max=1)
+        return scores.clamp(min=floor) / self.bias.to(scores.device)
 
     def state(self) -> dict[str, torch.Tensor]:
         return {} if self.bias is None else {"bias": self.bias}
@@ -90,14 +108,23 @@ class Ccd(TableMethod):
         self.bias = state.get("bias")
 
 
+def cross_entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """[B], mean over classes."""
+    return F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none").mean(1)
+
+
+def entropy(scores: torch.Tensor) -> torch.Tensor:
+    """[n] of rows [n, L], normalised to sum 1, by the natural logarithm."""
+    shares = scores.double().clamp(min=0)
+    shares = shares / shares.sum(1, keepdim=True).clamp(min=1e-30)
+    return -torch.xlogy(shares, shares).sum(1)
+
+
 def top_sums(scores: np.ndarray, max_entropy: float) -> np.ndarray:
     """float64 [2, L]: sum and number of top scores by class, over rows [n, L] of low entropy."""
     values = np.asarray(scores, np.float64)
-    shares = np.clip(values, 0, None)
-    shares /= np.maximum(shares.sum(1, keepdims=True), 1e-30)
-    entropy = -(shares * np.log(np.maximum(shares, 1e-30))).sum(1)
     top = values.argmax(1)
-    kept = (entropy <= max_entropy) & (values.max(1) > 0)
+    kept = (entropy(torch.from_numpy(values)).numpy() <= max_entropy) & (values.max(1) > 0)
     found = np.zeros((2, values.shape[1]))
     np.add.at(found[0], top[kept], values[kept, top[kept]])
     np.add.at(found[1], top[kept], 1)

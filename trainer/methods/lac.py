@@ -33,7 +33,7 @@ class LacSettings(Settings):
     """Phase (from 0) from which on features are contrasted, with the stricter threshold; it starts from the best epoch
     of the phase before it, as published."""
     contrast: float = Field(1.0, ge=0)
-    """λ_c of the contrast; the authors' value is not known to us."""
+    """λ_c of the contrast."""
     contrast_threshold: float = Field(0.9, ge=0.5, le=1)
     """τ (PLC) and τ_c once the contrast has started."""
     temperature: float = Field(0.5, gt=0)
@@ -106,7 +106,7 @@ class Lac(Method):
 
 
 class Queue:
-    """First in, first out; when a batch does not fit before the end, it is written at the start."""
+    """First in, first out; a batch that would reach the end is written at the start."""
 
     def __init__(self, features: torch.Tensor, classes: torch.Tensor, pointer: torch.Tensor):
         self.features, self.classes, self.pointer = features, classes, pointer  # [S, 2, E], [S] (−1: empty), [1]
@@ -118,7 +118,7 @@ class Queue:
     def contrast(self, features: torch.Tensor, classes: torch.Tensor, temperature: float) -> tuple[Queue, torch.Tensor]:
         """The queue with this batch in it, and the contrastive loss over it."""
         size, count, at = len(self.classes), len(classes), int(self.pointer)
-        at = 0 if at + count > size else at
+        at = 0 if at + count >= size else at  # ≥: a batch that would just fit goes to the start, as published
         held, labels = self.features.to(features).clone(), self.classes.to(classes.device).clone()
         held[at : at + count], labels[at : at + count] = features, classes
         valid = labels >= 0  # a prefix: every batch begins where the one before ended, or at the start
