@@ -13,7 +13,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.config import Config, SplitConfig
 from trainer.loop import Run, Stop
 from trainer.methods import build_method
-from trainer.methods.base import Task
+from trainer.methods.base import Method, Task
 from trainer.models import Classifier, build_model, spatial_side
 from trainer.neighbors import data_fingerprints
 from trainer.phase import train_augment
@@ -29,15 +29,25 @@ def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
     model = place_model(config, train, world)
     method = build_method(config.method, task_of(config, sources, model))
     model.extra = (extra := method.module()) and extra.to(world.device)
-    if method.needs_maps and train_augment(config.data).moves_pixels_unrecorded:
-        raise UserError(f"data.augment.randaugment = {config.data.augment.randaugment} moves pixels in ways that "
-                        f"heatmaps cannot follow. Set it to 0, or use another method than {config.method['name']!r}.")
+    _check_views(config, method)
     watchdog.beat("model built")
     folder = RunFolder(config.folder, world, config.train.staging)
     run_log = RunLog(config, folder, world.main)
     fingerprints = {"config": config.fingerprint(), **_fingerprints(sources)}
     checkpoints = Checkpoints(folder, world, config.train.keep, fingerprints)
     return Run(config, world, sources, model, method, run_log, checkpoints, watchdog, stop)
+
+
+def _check_views(config: Config, method: Method) -> None:
+    """Refuse augmentations that move what a method compares."""
+    name, strong = config.method["name"], config.data.strong_augment
+    if method.needs_maps and train_augment(config.data).moves_pixels_unrecorded:
+        raise UserError(f"data.augment.randaugment = {config.data.augment.randaugment} moves pixels in ways that "
+                        f"heatmaps cannot follow. Set it to 0, or use another method than {name!r}.")
+    if method.needs_same_crop and (strong.crop != "same" or strong.randaugment):
+        raise UserError(f"data.strong_augment = {{crop: {strong.crop}, randaugment: {strong.randaugment}, …}}, but "
+                        f"method {name!r} compares the same places of both views. Write data.strong_augment="
+                        "{crop: same, randaugment: 0, color_jitter: [0.8, 0.8, 0.8, 0.2]}.")
 
 
 def _fingerprints(sources: dict[str, ShardSource]) -> dict[str, str]:

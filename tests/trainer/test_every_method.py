@@ -28,7 +28,8 @@ SETTINGS: dict[str, dict] = {
     "csl": {"budget": "batch", "top": 2}, "ll_r": {"delta_percent": 5.0}, "ll_ct": {"delta_percent": 5.0},
     "ll_cp": {"delta_percent": 5.0}, "em_apl": {"warmup_epochs": 1}, "mime": {"warmup_epochs": 1, "threshold": 0.3},
     "ignore": {"first_epoch": 1}, "lac": {"contrast_phase": 0, "contrast_threshold": 0.5, "queue": 32},
-    "scpnet": {"base_threshold": 0.5}, "gpr": {"expected_positives": 2.2, "threshold": 0.1},
+    "scpnet": {"base_threshold": 0.5}, "scob": {"expected_positives": 2.2, "lr": 0.03},
+    "gpr": {"expected_positives": 2.2, "threshold": 0.1},
     "aevlp": {"expected_positives": 2.2, "threshold": 0.1}, "ccd": {"crops": True, "late_epoch": 1},
     **{f"{kind}{more}": {"expected_positives": 2.2} for kind in ("en", "ep", "epr") for more in ("", "_cl", "_scl")},
 }
@@ -62,10 +63,12 @@ def config(data: Path, name: str, suffix: str = "") -> dict:
     if kind.needs_neighbors:
         settings = {**settings, "neighbors": str(data / "near")}
     labels = "labels" if kind.needs_full_labels else "one_each"
+    strong = {"crop": "same", "color_jitter": [0.8, 0.8, 0.8, 0.2], "blur": 0.5} if kind.needs_same_crop else {
+        "randaugment": 2, "cutout": 0.5}
     return {
         "name": name + suffix, "method": {"name": name, **settings}, "model": {"backbone": "lacuna:tiny"},
         "data": {"train": {"url": str(data / "train"), "labels": labels}, "image_size": 32, "normalize": "centered",
-                 "streams": 2, "open_shards": 2, "augment": {"crop": "random_resized"}},
+                 "streams": 2, "open_shards": 2, "augment": {"crop": "random_resized"}, "strong_augment": strong},
         "phases": [{"name": "all", "epochs": 2, "batch": 16, "lr": 1e-3}],
         "train": {"log_every": 1, "checkpoint_every": "4st" if suffix else "1ep"},
     }
@@ -130,8 +133,10 @@ def test_methods_did_something(folder):
     assert (stored(folder / "em_apl")["score"] < 2**15 - 1024).any(), "no pseudo-negatives"
     assert stored(folder / "scpnet")["selected"].any()
     state = {name: load_file(last_checkpoint(folder / name) / "method.safetensors")
-             for name in ("crisp", "lac", "ignore", "ccd")}
+             for name in ("crisp", "lac", "ignore", "ccd", "scob")}
     assert (state["crisp"]["priors"] > 0).any()
     assert (state["lac"]["classes"] >= 0).any()
     assert state["ignore"]["gap"] > 0
     assert (state["ccd"]["bias"] != 1).any()
+    assert state["scob"]["surest"].any()
+    assert (state["scob"]["correlation"] > 0).all()

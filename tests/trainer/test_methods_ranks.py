@@ -33,7 +33,7 @@ METHODS = [
 REMEMBERING = {
     "crisp": {}, "ll_cp": {"delta_percent": 5.0}, "ignore": {"first_epoch": 0, "momentum": 0.5}, "scpnet": {},
     "lac": {"contrast_phase": 0, "contrast_threshold": 0.6, "queue": 17},
-    "gpr": {"threshold": 0.2, "regularizer": 0.5}, "mime": {},
+    "gpr": {"threshold": 0.2, "regularizer": 0.5}, "mime": {}, "scob": {"contrast": 0.7},
 }
 SPLITS = {2: [(5, 7), (0, 12), (11, 1)], 3: [(3, 5, 4), (0, 12, 0), (1, 0, 11)]}
 
@@ -59,11 +59,13 @@ def remembered(name, z, rows, **where):
     method, model = method_of(name, z, **REMEMBERING[name]), Model(z.shape[1])
     if name == "crisp":
         method.priors = torch.linspace(0.1, 0.5, z.shape[1])
-    if name == "lac":
+    if method.module():
         torch.manual_seed(2)
         method.projector.double().apply(lambda m: m.reset_parameters() if hasattr(m, "reset_parameters") else None)
-    table = np.random.default_rng(4).dirichlet(np.full(z.shape[1], 0.3), len(z)).astype(np.float16)
-    kept = Rows(method, z[rows], {"scores": table[rows] if len(rows) else table[:1]})
+    rng = np.random.default_rng(4)
+    tables = {"scores": rng.dirichlet(np.full(z.shape[1], 0.3), len(z)).astype(np.float16),
+              "phi": rng.normal(0, 1, z.shape).astype(np.float32)}
+    kept = Rows(method, z[rows], {field: table[rows] if len(rows) else table[:1] for field, table in tables.items()})
     views = tuple(images(len(z), seed)[rows] for seed in (7, 8))
     size, parts = where["world"].size if where else 1, []
     for epoch in (1, 2):

@@ -38,7 +38,7 @@ def assert_same(model, ours, oracle):
     model.zero_grad()
 
 
-@pytest.mark.parametrize(("name", "wanted"), [("ignore", "score maps"), ("lac", "score maps"),
+@pytest.mark.parametrize(("name", "wanted"), [("ignore", "score maps"), ("lac", "score maps"), ("scob", "score maps"),
                                               ("scpnet", "two views of an image")])
 def test_feature_shards_are_refused(name, wanted):
     task = replace(task_for(case()[0]), grid=0)
@@ -218,13 +218,18 @@ def test_lac_takes_the_surest_entries_when_a_batch_has_more_than_the_queue():
 
 # ---- SCPNet-style
 
-def test_scpnet():
-    """Thresholds follow the pseudo-labels of all samples, counted by looking at every row."""
+@pytest.mark.parametrize("related", [False, True])
+def test_scpnet(tmp_path, related):
+    """Thresholds follow the hard targets of all samples, counted by looking at every row."""
     z, model = case()
+    relation = np.random.default_rng(0).dirichlet(np.ones(5), 5)
     settings = {"hard_k": 2, "consistency": 0.5, "base_threshold": 0.9}
+    if related:
+        np.save(tmp_path / "relation.npy", relation)
+        settings.update(relation=str(tmp_path / "relation.npy"), relation_weight=3.0)
     method, splc = method_of("scpnet", z, **settings), method_of("splc", z)
     rows = Rows(method, z)
-    selected = np.zeros(z.shape, bool)
+    selected, left_out = np.zeros(z.shape, bool), 0
     with torch.no_grad():
         model.head.weight *= 3
     for epoch in range(4):
@@ -235,10 +240,15 @@ def test_scpnet():
         for n in range(len(z)):
             top = np.argsort(-p[n])[:2]
             passed = [i for i in top if p[n, i] >= 0.9 * rate[i] / (2 - rate[i]) and z[n, i] != NEGATIVE]
+            hard = [i in passed or z[n, i] == POSITIVE for i in range(5)]
+            if any(hard):
+                selected[n] = hard
+            left_out += not passed
             if passed:
-                selected[n] = [i in passed for i in range(5)]
-                hard = [i in passed or z[n, i] == POSITIVE for i in range(5)]
                 differs = differs + sum(-F.logsigmoid(s[n, i] if hard[i] else -s[n, i]) for i in range(5))
+            for i in range(5 if related and passed else 0):
+                target = sum(relation[i, j] * p[n, j] for j in range(5))
+                differs = differs - 3 * (target * F.logsigmoid(s[n, i]) + (1 - target) * F.logsigmoid(-s[n, i]))
         first = total(take_step(splc, model(images(len(z), 7)), z, epoch=epoch))
         terms = take_step(method, model(images(len(z), 7)), z, rows, forward=model, epoch=epoch)
         assert_same(model, total(terms), first + 0.5 * differs)
@@ -247,6 +257,21 @@ def test_scpnet():
         with torch.no_grad():
             model.head.weight += 0.4 * torch.randn_like(model.head.weight)
     assert 0 < selected.sum() < selected.size
+    assert left_out
+
+
+@pytest.mark.parametrize(("matrix", "message"), [
+    (np.full((5, 4), 0.25), r"of shape \[5, 4\], the data needs \[5, 5\]"),
+    (np.ones((5, 5)), "sum to 1"), (np.eye(5) * 2 - 0.2, "sum to 1"), (b"not numbers", "no .npy file of numbers"),
+    (None, "cannot be read")])
+def test_wrong_relations_are_named(tmp_path, matrix, message):
+    path = tmp_path / "relation.npy"
+    if isinstance(matrix, bytes):
+        path.write_bytes(matrix)
+    elif matrix is not None:
+        np.save(path, matrix)
+    with pytest.raises(UserError, match=f"method.relation = .*relation.npy.*{message}"):
+        method_of("scpnet", case()[0], relation=str(path))
 
 
 # ---- CCD (its targets: test_methods_tables.py)

@@ -20,6 +20,7 @@ from trainer.methods import (
     large_loss,
     mime,
     role,
+    scob,
     scpnet,
     soft_exposure,
     verelst,
@@ -68,6 +69,7 @@ METHODS: dict[str, type[Method]] = {
     "vlpl": vlpl.Vlpl,
     "gpr": gpr.Gpr,
     "aevlp": gpr.Aevlp,
+    "scob": scob.Scob,
     "scpnet": scpnet.Scpnet,
     "ccd": ccd.Ccd,
 }

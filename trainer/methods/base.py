@@ -126,6 +126,8 @@ class Method:
     needs_maps: bool = False
     needs_strong_view: bool = False
     """True if the batch shall bring `strong`, a second view of every image by data.strong_augment."""
+    needs_same_crop: ClassVar[bool] = False
+    """True if both views must show the same cells: `strong` keeps the first view's crop and flip."""
     needs_full_labels: ClassVar[bool] = False
     needs_negatives: ClassVar[bool] = False
     needs_pass: ClassVar[bool] = False

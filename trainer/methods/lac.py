@@ -18,10 +18,10 @@ from pydantic import Field
 from torch import nn
 
 from data_pipelines.stream import Batch
+from trainer.methods.all_ranks import rows_of_all_ranks
 from trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, Task, negative, positive
 from trainer.methods.large_loss import assume_negative
 from trainer.methods.top_entries import global_top
-from trainer.world import World
 
 
 class LacSettings(Settings):
@@ -96,7 +96,7 @@ class Lac(Method):
         mine = places[chosen].sort().values
         rows, classes = mine // sure.shape[1], mine % sure.shape[1]
         views = [F.normalize(self.projector(attended(view, rows, classes)), dim=1) for view in (outputs, strong)]
-        return gathered(torch.stack(views, 1), classes, step.world)
+        return rows_of_all_ranks(torch.stack(views, 1), step.world), rows_of_all_ranks(classes, step.world)
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"queue": self.queue.features, "classes": self.queue.classes, "pointer": self.queue.pointer}
@@ -143,15 +143,6 @@ def attended(view: Outputs, rows: torch.Tensor, classes: torch.Tensor) -> torch.
     # Image by image: features of every entry at once would be M copies of a feature map.
     parts = [weights[rows == row] @ features[row].T for row in rows.unique().tolist()]
     return torch.cat(parts) if parts else weights.new_zeros((0, features.shape[1]))
-
-
-def gathered(features: torch.Tensor, classes: torch.Tensor, world: World) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both of all ranks, in rank order; differentiable in this rank's features."""
-    counts = world.all_gather(torch.tensor([len(classes)], device=classes.device)).flatten().tolist()
-    start, total = sum(counts[: world.rank]), sum(counts)
-    before, after = start, total - start - len(classes)
-    spread = F.pad(features, (0, 0, 0, 0, before, after)), F.pad(classes, (before, after))
-    return world.global_sum(spread[0]), world.global_sum(spread[1])
 
 
 def contrastive(features: torch.Tensor, classes: torch.Tensor, temperature: float) -> torch.Tensor:

@@ -38,7 +38,10 @@ ESTIMATORS: dict[str, type[Estimator]] = {"dense": Dense, "topk": TopK, "factori
                                           "network": Network}
 
 
-class RoleSettings(Settings):
+class EstimateSettings(Settings):
+    """What the methods that estimate every sample's labels have in common."""
+
+    estimator: str = "dense"
     expected_positives: float | None = Setting(None, gt=0)
     """k, mean positives per image (VOC 1.5, COCO 2.9, NUS 1.9, CUB 31.4); by default that of fully labelled
     ones (data.fully_labelled, or val)."""
@@ -49,6 +52,9 @@ class RoleSettings(Settings):
     """adam: equal to dense Adam over all samples (paper); sgd: no moments; rowwise: Adam that counts a row's visits."""
     phi_dtype: str = Setting("float32", pattern="^(float32|float16)$")
     """float16 halves φ on disk (dense and topk); it is rounded stochastically."""
+
+
+class RoleSettings(EstimateSettings):
     estimator: Literal["dense", "topk", "factorized", "network"] = "dense"
     """dense: a logit for every entry (paper); topk: for the top_k most likely ones of a sample, the others count as
     negative; factorized: a product of sample and class factors; network: a small head on the features."""
@@ -68,10 +74,10 @@ class Role(Method):
     published: ClassVar = {"voc12": 87.9, "coco14": 66.3, "nus": 43.1, "cub": 15.0}
     class_state: ClassVar = {"phase_steps": "int64 [finished phases]", "table (factorized)": "float32 [L, rank + 1]",
                              "hidden, labels (network)": "float32 [hidden, D + 1], [L, hidden + 1]"}
-    settings_type = RoleSettings
+    settings_type: ClassVar[type[Settings]] = RoleSettings
     batch_coupled = True
 
-    def __init__(self, settings: RoleSettings, task: Task):
+    def __init__(self, settings: EstimateSettings, task: Task):
         super().__init__(settings, task)
         self.s = settings
         self.k = expected_positives(settings.expected_positives, task)

@@ -3,18 +3,22 @@
 Reduction: **sum** over classes and the global batch, as published (see hill.py). SPLC on the first view, plus λ times
 the exact binary cross-entropy of the strong view to hard targets: of the first view's k highest classes those with
 p ≥ b·a_c/(2 − a_c), and the annotated positives; an image in which none of the k passes is left out.
-a_c = max(count_c / max(largest count, k·N − Σ counts), 1/L), where count_c counts the samples whose last pseudo-labels
-have class c.
+a_c = max(count_c / max(largest count, k·N − Σ counts), 1/L), where count_c counts the samples whose last hard targets
+have class c. With a relation R of the classes, the strong view follows R·p too, with weight λ·κ, in the same images.
 """
 
 from __future__ import annotations
 
+import io
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 
+from data_pipelines import storage
+from data_pipelines.errors import UserError
 from data_pipelines.stream import Batch
 from state_store import Field as StateField
 from trainer.methods.base import LossTerms, Outputs, Settings, Step, Task, positive, unknown
@@ -28,15 +32,20 @@ class ScpnetSettings(SplcSettings):
     """k: classes of an image that can be pseudo-labels (VOC 5, COCO 2, NUS 6, CUB 31)."""
     base_threshold: float = Field(0.95, gt=0, le=1)
     """b, the threshold of a class that is found as often as any."""
+    relation: str | None = None
+    """R: a .npy file (fsspec URL) of [L, L] numbers in class order whose rows sum to 1; the authors make it from CLIP's
+    text features."""
+    relation_weight: float = Field(1.0, ge=0)
+    """κ (COCO and NUS 1, VOC 2, CUB 3)."""
 
 
 class Scpnet(Splc):
     """SPLC and self-consistency with class-wise thresholds, on the ordinary head.
 
-    State: one bit per class, the sample's last pseudo-labels (rewritten in a visit in which some pass); class counts
-    are kept up to date with them. Not here, so the published numbers do not apply: CLIP's image encoder and prompts,
-    the graph network over the classes' relations, and the divergence from relation-smoothed predictions. A verified
-    negative is never a pseudo-label.
+    State: one bit per class, the sample's last hard targets; class counts are kept up to date with them. Not here, so
+    the published numbers do not apply: CLIP's image encoder and prompts, and the graph network over the classes'
+    relations. SPLC and the pseudo-labels see the same view (published: two draws of it). A verified negative is never a
+    target.
     """
 
     paper = ("Ding et al., Exploring Structured Semantic Prior for Multi-Label Recognition with Incomplete Labels, "
@@ -50,6 +59,7 @@ class Scpnet(Splc):
     def __init__(self, settings: ScpnetSettings, task: Task):
         super().__init__(settings, task)
         self.counts = torch.zeros(task.classes, dtype=torch.int64)
+        self.relation = None if settings.relation is None else read_relation(settings.relation, task.classes)
 
     def fields(self) -> list[StateField]:
         return [StateField("selected", (self.task.classes,), "bits")]
@@ -73,11 +83,15 @@ class Scpnet(Splc):
         highest.scatter_(1, p.topk(min(settings.hard_k, p.shape[1]), dim=1).indices, True)
         passed = highest & (p >= self.thresholds().to(p.device)) & (unknown(batch.labels) | positive(batch.labels))
         used = passed.any(1)
-        target = (passed | positive(batch.labels)).to(strong.dtype)
-        differs = F.binary_cross_entropy_with_logits(strong, target, reduction="none").sum(1)
+        hard = passed | positive(batch.labels)
+        differs = F.binary_cross_entropy_with_logits(strong, hard.to(strong.dtype), reduction="none").sum(1)
+        if self.relation is not None:
+            related = p @ self.relation.to(p.device, p.dtype).T
+            follows = F.binary_cross_entropy_with_logits(strong, related, reduction="none").sum(1)
+            differs = differs + settings.relation_weight * follows
         own = self.entries(outputs.logits, batch.labels, step.epoch).sum(1)
         before = step.state.read("selected")
-        after = torch.where(used[:, None], passed, before)
+        after = torch.where(hard.any(1, keepdim=True), hard, before)
         moved = step.world.global_sum(after.sum(0) - before.sum(0))
         self.counts = self.counts + moved.cpu()
         return LossTerms((own + settings.consistency * torch.where(used, differs, 0.0)) * step.samples,
@@ -88,3 +102,21 @@ class Scpnet(Splc):
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         self.counts = state["counts"]
+
+
+def read_relation(url: str, classes: int) -> torch.Tensor:
+    """float32 [L, L]."""
+    try:
+        matrix = np.load(io.BytesIO(storage.read_bytes(url)), allow_pickle=False)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UserError(f"method.relation = {url!r}: cannot be read ({reason}).") from None
+    except (ValueError, EOFError, SyntaxError) as error:
+        raise UserError(f"method.relation = {url!r}: no .npy file of numbers ({error}).") from None
+    if matrix.shape != (classes, classes):
+        raise UserError(f"method.relation = {url!r}: of shape {list(matrix.shape)}, the data needs "
+                        f"{[classes, classes]}: a row and a column for every class.")
+    values = torch.from_numpy(matrix.astype(np.float32))
+    if not ((values >= 0).all() and ((values.sum(1) - 1).abs() < 1e-3).all()):
+        raise UserError(f"method.relation = {url!r}: rows must be at least 0 and sum to 1, as a softmax makes them.")
+    return values

@@ -1,0 +1,164 @@
+"""Scob's label-correlation contrast on top of ROLE, Chen, Zhao and Li (IJCV 2023).
+
+loss = ROLE(first view) + λ·contrast, the mean over images with an annotated positive, c (of several the likeliest).
+An image is seen through c's score map: f and f' are the means of both views' features over the cells whose score is at
+least halfway between the map's least and highest. With the projector h and e_j, the feature f of the surest image of
+class j in this epoch so far (by the logit of j, as it was then):
+    contrast = −log( exp(s₀/T) / (exp(s₀/T) + Σ_j exp(w_cj·s_j/T)) )
+    s₀ = 1 + cos(h(f'), f),  s_j = 1 + cos(h(f'), e_j),  w_cj = 1 − r_cj²
+    r_cj = mean(ỹ_c·ỹ_j) / mean(ỹ_c) over all samples' label estimates ỹ before the epoch, r_cc = 1
+Gradients flow through h(f') only. A class without e_j has no term.
+Legend: B batch, L classes, D channels, G grid side.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import nn
+
+from data_pipelines.stream import Batch
+from state_store.passes import map_shards
+from trainer.methods.all_ranks import rows_of_all_ranks
+from trainer.methods.base import EpochStart, LossTerms, Outputs, Step, Task, positive
+from trainer.methods.role import EstimateSettings, Role
+from trainer.sample_state import SampleState
+
+
+class ScobSettings(EstimateSettings):
+    expected_positives: float | None = Field(None, gt=0)
+    """k of ROLE (authors: VOC 1.5, COCO 3.9); by default that of fully labelled ones (data.fully_labelled, or val)."""
+    estimator: Literal["dense"] = "dense"
+    """A logit for every entry: the correlation is taken from them."""
+    contrast: float = Field(0.1, ge=0)
+    """λ."""
+    temperature: float = Field(1.0, gt=0)
+    """T."""
+    keep: float = Field(0.5, ge=0, le=1)
+    """Where between a map's least and highest score a cell begins to count."""
+    correlation: bool = True
+    """False takes r_cj as 0 between different classes, as the released code does when it runs."""
+
+
+class Scob(Role):
+    """ROLE and the contrast, on the ordinary head.
+
+    Replaced: two transformers over the feature maps of a frozen backbone, and a momentum copy of them for f and e_j,
+    which the released code never moves. Here f are the backbone's own features without gradient. Grad-CAM++ is replaced
+    by the score map, and both losses are minimised in one step (published: one after the other). ROLE's estimates start
+    within ±0.41 logits (published: ±1.39). Every rank holds L² correlations.
+    """
+
+    paper = "Chen et al., Semantic Contrastive Bootstrapping for Single-Positive Multi-Label Recognition, IJCV 2023"
+    published: ClassVar = {}
+    settings_type = ScobSettings
+    class_state: ClassVar = {"phase_steps": "int64 [finished phases]", "surest": "float32 [L, D]",
+                             "surest_logit": "float32 [L]", "correlation": "float32 [L, L]"}
+    needs_maps = True
+    needs_strong_view = True
+    needs_same_crop = True
+
+    def __init__(self, settings: ScobSettings, task: Task):
+        super().__init__(settings, task)
+        self.projector = nn.Sequential(nn.Linear(task.width, task.width), nn.LeakyReLU(),
+                                       nn.Linear(task.width, task.width))
+        self.correlation = torch.eye(task.classes)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.surest = torch.zeros(self.task.classes, self.task.width)  # e_j
+        self.surest_logit = torch.full((self.task.classes,), -torch.inf)  # −inf: no image yet
+
+    def module(self) -> nn.Module:
+        return self.projector
+
+    def begin_epoch(self, start: EpochStart) -> None:
+        super().begin_epoch(start)
+        self._forget()
+        if self.settings.correlation:  # type: ignore[attr-defined]
+            assert start.state is not None
+            self.correlation = estimated_correlation(start.state)
+
+    def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
+        settings: ScobSettings = self.settings  # type: ignore[assignment]
+        assert step.forward is not None
+        assert outputs.maps is not None
+        assert outputs.features is not None
+        assert batch.strong is not None
+        terms = super().loss(outputs, batch, step)
+        is_positive, logits = positive(batch.labels), outputs.logits.detach()
+        sure, classes = torch.where(is_positive, logits, -torch.inf).max(1)
+        anchored = is_positive.any(1)
+        seen = seen_cells(outputs.maps.detach(), classes, settings.keep)
+        strong = step.forward(batch.strong).features
+        assert strong is not None
+        own = mean_over(outputs.features.detach().to(logits.dtype), seen)
+        query = self.projector(mean_over(strong.to(logits.dtype), seen))
+        entries = self._contrast(query, own, classes)
+        total = step.world.global_sum(anchored.sum()).clamp(min=1)
+        terms.per_sample = terms.per_sample + settings.contrast * torch.where(anchored, entries, 0.0) * (
+            step.samples / total)
+        self._remember(own[anchored], sure[anchored], classes[anchored], step)
+        return terms
+
+    def _contrast(self, query: torch.Tensor, own: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+        """[B]: h(f') of every image against its f and the surest of every class."""
+        temperature = self.settings.temperature  # type: ignore[attr-defined]
+        query = F.normalize(query, dim=1)
+        same = 1 + (query * F.normalize(own, dim=1)).sum(1)
+        others = 1 + query @ F.normalize(self.surest.to(query), dim=1).T
+        weights = 1 - self.correlation.to(query.device)[classes].to(query).square()
+        missing = (self.surest_logit == -torch.inf).to(query.device)
+        others = (weights * others).masked_fill(missing, -torch.inf)
+        every = torch.cat([same[:, None], others], 1) / temperature
+        return every.logsumexp(1) - every[:, 0]
+
+    def _remember(self, features: torch.Tensor, sure: torch.Tensor, classes: torch.Tensor, step: Step) -> None:
+        """The surest of this batch and of those before it; equal on every rank."""
+        gathered = (rows_of_all_ranks(part, step.world).cpu() for part in (features.float(), sure.float(), classes))
+        features, sure, classes = gathered
+        for row, (logit, which) in enumerate(zip(sure.tolist(), classes.tolist(), strict=True)):
+            if logit > self.surest_logit[which]:
+                self.surest_logit[which], self.surest[which] = logit, features[row]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {**super().state(), "surest": self.surest, "surest_logit": self.surest_logit,
+                "correlation": self.correlation}
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        own = ("surest", "surest_logit", "correlation")
+        super().load_state({name: value for name, value in state.items() if name not in own})
+        self.surest, self.surest_logit, self.correlation = (state[name] for name in own)
+
+
+def estimated_correlation(state: SampleState) -> torch.Tensor:
+    """float32 [L, L]: r, from the estimates of all training samples as they were last written."""
+    session, source, world = state.session, state.source, state.world
+
+    def products(shard: int, rows: dict[str, np.ndarray]) -> np.ndarray:
+        used = slice(None) if source.subset is None else source.subset.mask(shard)
+        estimates = torch.sigmoid(torch.from_numpy(rows["phi"][used]).double()).numpy()
+        return np.vstack([estimates.T @ estimates, estimates.sum(0)])
+
+    total = np.zeros((source.classes + 1, source.classes))
+    for part in map_shards(session, ["phi"], products, range(world.rank, session.schema.shards, world.size)):
+        total += part
+    sums = world.global_sum(torch.from_numpy(total).to(world.device)).cpu()
+    return (sums[:-1] / sums[-1][:, None].clamp(min=1e-30)).fill_diagonal_(1.0).float()
+
+
+def seen_cells(maps: torch.Tensor, classes: torch.Tensor, keep: float) -> torch.Tensor:
+    """bool [B, G, G]: where each image's class is seen in maps [B, L, G, G]; at least one cell."""
+    scores = maps[torch.arange(len(maps), device=maps.device), classes]
+    low, high = scores.amin((1, 2), keepdim=True), scores.amax((1, 2), keepdim=True)
+    return scores >= low + keep * (high - low)
+
+
+def mean_over(features: torch.Tensor, cells: torch.Tensor) -> torch.Tensor:
+    """[B, D]: mean of features [B, D, G, G] over each image's cells [B, G, G]."""
+    inside = cells.flatten(1)[:, :, None].to(features.dtype)
+    return (features.flatten(2) @ inside).squeeze(2) / inside.sum(1).clamp(min=1)
