@@ -3,8 +3,8 @@
   lacuna plan configs/verelst/imagenet_en_scl.yaml --ranks 8
   lacuna plan CONFIG method.top_k=10 train.state_budget_mb=4096 --json
   lacuna plan CONFIG --seconds 0        from the config alone: no calibration, state sizes before compression
-The calibration trains for a short while on a few shards, on one rank with its share of the batch. Exit code 1:
-something does not fit; every such line names the option to change.
+The calibration trains for a short while on a few shards, on one rank with its share of the batch, and then some steps
+of every phase if there are several. Exit code 1: something does not fit; every such line names the option to change.
 """
 
 from __future__ import annotations
@@ -171,12 +171,10 @@ def _io(shape: Shape, state: int, measured: Calibration | None) -> dict:
 def _seconds(shape: Shape, measured: Calibration | None) -> dict | None:
     if measured is None:
         return None
-    first = shape.config.phases[0].batch
-    # Other phases are taken to need as long for a sample; evaluation and waiting for peers come on top.
-    per_epoch = [epoch.steps * measured.seconds_per_step * phase.batch / first
-                 for epoch, phase in zip(shape.epochs, shape.config.phases, strict=True)]
+    # Evaluation and waiting for peers come on top.
+    per_epoch = [epoch.steps * each for epoch, each in zip(shape.epochs, measured.step_seconds, strict=True)]
     total = sum(each * phase.epochs for each, phase in zip(per_epoch, shape.config.phases, strict=True))
-    return {"step": measured.seconds_per_step, "first_epoch": per_epoch[0], "run": total}
+    return {"step": measured.step_seconds, "epoch": per_epoch, "run": total}
 
 
 def _budget_problems(shape: Shape) -> list[str]:
@@ -239,8 +237,10 @@ def as_text(plan: dict) -> str:
     lines.append(f"I/O per epoch: data {_size(io['data_read'])}, state {_size(io['state_read'])} read and "
                  f"{_size(io['state_written'])} written, checkpoints {_size(io['checkpoints_written'])}")
     if seconds:
-        lines.append(f"time: {seconds['step']:.3f} s a step, {clock(seconds['first_epoch'])} an epoch, "
-                     f"{clock(seconds['run'])} in all")
+        each = zip(plan["phases"], seconds["step"], seconds["epoch"], strict=True)
+        lines += [f"time of phase {phase['name']}: {step:.3f} s a step, {clock(epoch)} an epoch"
+                  for phase, step, epoch in each]
+        lines.append(f"time: {clock(seconds['run'])} in all, evaluation not counted")
     lines += [f"DOES NOT FIT: {problem}" for problem in plan["problems"]] or ["everything fits"]
     return "\n".join(lines)
 

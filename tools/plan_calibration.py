@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import yaml
@@ -18,12 +18,15 @@ from data_pipelines import storage
 from data_pipelines.errors import UserError
 from data_pipelines.index import ShardIndex, SidecarWriter
 from data_pipelines.source import ShardSource
+from data_pipelines.subsets import Subset
 from state_store.slots import Slots
 from tools.launches import SCRIPT, environment, read_lines
 from tools.process_memory import peak_resident_bytes
 from trainer.config import Config
 
 _STEPS_TO_KNOW_THE_PACE = 5
+_STEPS_OF_A_PHASE = 9
+_FEW = "few"
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Calibration:
     """Measured on one rank with that rank's share of the batch."""
 
     samples: int  # in the shards that were used
-    seconds_per_step: float
+    step_seconds: list[float]  # by phase
     peak_bytes: int  # resident memory of the process at its worst
     slots: int  # shards whose state was in memory
     stored: dict[str, float]  # field → compressed bytes per sample
@@ -39,8 +42,8 @@ class Calibration:
 
 
 def calibrate(config: Config, source: ShardSource, ranks: int, seconds: float, folder: str) -> Calibration:
-    """Train the first phase on a few shards until two epochs or the time is over."""
-    phase = config.phases[0]
+    """Train the first phase on a few shards until two epochs or the time is over; then some steps of every phase, if
+    there are several: they differ in what learns, and methods do other things in later ones."""
     streams = max(1, config.data.streams // ranks)
     used = np.flatnonzero(source.rows)
     wanted = min(len(used), streams * (config.data.open_shards + 2))
@@ -50,28 +53,46 @@ def calibrate(config: Config, source: ShardSource, ranks: int, seconds: float, f
     body |= {"name": "calibration", "run_folder": folder}
     body["data"] |= {"val": None, "test": None, "streams": streams,
                      "train": {"url": view.url, "labels": config.data.train.labels}}
-    body["phases"] = [{**body["phases"][0], "epochs": 2, "batch": phase.batch // ranks}]
+    phases = [{**phase, "batch": phase["batch"] // ranks} for phase in body["phases"]]
+    body["phases"] = [{**phases[0], "epochs": 2}]
     body["train"] |= {"log_every": 1, "checkpoint_every": "1ep", "keep": 1, "state_url": None, "trace_samples": False}
     if config.data.val is not None and body["method"].get("expected_positives", 0) is None:
         body["method"] = {**body["method"], "expected_positives": 1.0}  # it would come from the validation set
-    path = os.path.join(folder, "calibration.yaml")
-    with open(path, "w", encoding="utf-8") as f:
+    peak = _train(body, folder, seconds)
+    found = _read(os.path.join(folder, "calibration"), view, config, peak)
+    if len(phases) == 1:
+        return found
+    _few(view, _STEPS_OF_A_PHASE * max(phase["batch"] for phase in phases)).save()
+    body["name"] = "phases"
+    body["data"]["train"]["subset"] = _FEW
+    body["phases"] = [{**phase, "epochs": 1, "warmup": "20%"} for phase in phases]
+    peak = _train(body, folder, seconds)
+    later = _read(os.path.join(folder, "phases"), view, config, peak)
+    return replace(found, step_seconds=found.step_seconds + later.step_seconds[1:],
+                   peak_bytes=max(found.peak_bytes, later.peak_bytes),
+                   checkpoint_bytes=max(found.checkpoint_bytes, later.checkpoint_bytes))
+
+
+def _few(view: ShardIndex, wanted: int) -> Subset:
+    """About so many samples, some of every shard."""
+    each = -(-wanted // len(view.shards))
+    return Subset.from_masks(view, _FEW, [np.arange(shard.rows) < each for shard in view.shards], {})
+
+
+def _train(body: dict, folder: str, seconds: float) -> int:
+    """The peak resident bytes of a launch that is asked to stop after some time, once every phase has a pace."""
+    run = os.path.join(folder, body["name"])
+    with open(f"{run}.yaml", "w", encoding="utf-8") as f:
         yaml.safe_dump(body, f)
-    peak = _train(path, os.path.join(folder, "calibration"), seconds)
-    return _read(os.path.join(folder, "calibration"), view, config, peak)
-
-
-def _train(config: str, run: str, seconds: float) -> int:
-    """The peak resident bytes of a launch that is asked to stop after some time, once it has a pace."""
-    log = os.path.join(os.path.dirname(config), "calibration.out")
+    log = f"{run}.out"
     with open(log, "wb") as out:
-        process = subprocess.Popen([sys.executable, SCRIPT, "--config", config], stdout=out, stderr=subprocess.STDOUT,
-                                   env=environment(), start_new_session=True)
+        process = subprocess.Popen([sys.executable, SCRIPT, "--config", f"{run}.yaml"], stdout=out,
+                                   stderr=subprocess.STDOUT, env=environment(), start_new_session=True)
     began, asked, peak = time.monotonic(), False, 0
     while process.poll() is None:
         peak = max(peak, peak_resident_bytes(process.pid))
         late = time.monotonic() - began > seconds
-        if late and not asked and len(_paces(run)) > _STEPS_TO_KNOW_THE_PACE:
+        if late and not asked and len(_paces(run, body["phases"][-1]["name"])) > _STEPS_TO_KNOW_THE_PACE:
             os.kill(process.pid, signal.SIGTERM)
             asked = True
         time.sleep(0.1)
@@ -83,15 +104,20 @@ def _train(config: str, run: str, seconds: float) -> int:
     return peak
 
 
-def _paces(run: str) -> list[float]:
+def _paces(run: str, phase: str) -> list[float]:
+    """Samples per second of a phase's steps."""
     return [line["samples_per_second"] for line in read_lines(os.path.join(run, "metrics.jsonl"))
-            if line["kind"] == "train"]
+            if line["kind"] == "train" and line["phase"] == phase]
+
+
+def _seconds_per_step(run: str, phase: dict) -> float:
+    paces = _paces(run, phase["name"])
+    warm = paces[len(paces) // 3 :]  # the first steps start threads and fill caches
+    return float(np.mean([phase["batch"] / pace for pace in warm]))
 
 
 def _read(run: str, view: ShardIndex, config: Config, peak: int) -> Calibration:
-    paces = _paces(run)
-    warm = paces[len(paces) // 3 :]  # the first steps start threads and fill caches
-    batch = yaml.safe_load(storage.read_bytes(os.path.join(run, "config.yaml")))["phases"][0]["batch"]
+    phases = yaml.safe_load(storage.read_bytes(os.path.join(run, "config.yaml")))["phases"]
     root = os.path.join(run, "checkpoints")
     newest = max(name for name in os.listdir(root) if name.startswith("step-"))
     size = sum(os.path.getsize(os.path.join(base, name)) for base, _, names in os.walk(os.path.join(root, newest))
@@ -105,7 +131,7 @@ def _read(run: str, view: ShardIndex, config: Config, peak: int) -> Calibration:
             rows = int(sum(store.schema.rows[shard] for shard in refs.get(name, {})))
             stored[name] = sum(ref.size for ref in refs.get(name, {}).values()) / max(1, rows)
         slots = Slots.count_within(store.schema, int(config.train.state_budget_mb * 2**20))
-    return Calibration(view.samples, float(np.mean([batch / pace for pace in warm])), peak, slots, stored, size)
+    return Calibration(view.samples, [_seconds_per_step(run, phase) for phase in phases], peak, slots, stored, size)
 
 
 def _view(source: ShardSource, shards: list[int], folder: str) -> ShardIndex:

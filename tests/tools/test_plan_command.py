@@ -135,3 +135,23 @@ def test_what_does_not_fit_names_the_option(shards, tmp_path, capsys):
     assert "everything fits" in text
     assert main(["plan", path, "--ranks", "3"]) == 2
     assert "not a multiple of the 3 ranks" in capsys.readouterr().err
+
+
+def test_every_phase_has_its_own_time(shards, tmp_path, capsys):
+    """A network of which the head learns, then all of it."""
+    body = yaml.safe_load(config(shards, tmp_path).read_text())
+    body |= {"model": {"backbone": "torchvision:resnet18"}, "method": {"name": "an"},
+             "phases": [{"name": "head", "epochs": 4, "batch": 16, "lr": 1e-3, "trainable": "head"},
+                        {"name": "whole", "epochs": 2, "batch": 32, "lr": 1e-3, "warmup": "100st"}]}
+    path = tmp_path / "phases.yaml"
+    path.write_text(yaml.safe_dump(body))
+    code, planned = plan(capsys, str(path), "--seconds", "6")
+    assert code == 0
+    head, whole = planned["seconds"]["step"]
+    assert min(head, whole) > 0
+    assert head != whole
+    steps = [phase["steps_per_epoch"] for phase in planned["phases"]]
+    assert planned["seconds"]["epoch"] == pytest.approx([head * steps[0], whole * steps[1]])
+    assert planned["seconds"]["run"] == pytest.approx(4 * head * steps[0] + 2 * whole * steps[1])
+    weights = 11.2e6 * 4
+    assert planned["disk"]["checkpoint"] > 2.9 * weights, "the second phase's optimizer is in its checkpoints"
