@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from typing import TypeVar
 from data_pipelines.errors import AccessDenied, Unreachable, UserError
 
 T = TypeVar("T")
+log = logging.getLogger("lacuna")
+_QUIET_SECONDS = 30.0
+_last_said = [-_QUIET_SECONDS]  # an outage of a thousand files is one line now and then
 ATTEMPTS = 6
 _FIRST_WAIT_SECONDS = 0.1
 _PASSING_STATUS = (408, 425, 429)
@@ -41,8 +45,17 @@ def retrying(call: Callable[[], T], where: str) -> T:
                 raise Unreachable(f"{where}: failed {ATTEMPTS} times, the last time with {type(error).__name__}: "
                                   f"{error}. Check the network and the service (for s3:// also AWS_ENDPOINT_URL), "
                                   "then start again.") from error
+            if attempt == 0:
+                _say(where, error)
             time.sleep(_FIRST_WAIT_SECONDS * 2**attempt * (0.5 + random.random()))
     raise AssertionError("unreachable")
+
+
+def _say(where: str, error: Exception) -> None:
+    """The client has tried for seconds by now, and it may be a minute until all attempts have failed."""
+    if time.monotonic() - _last_said[0] >= _QUIET_SECONDS:
+        _last_said[0] = time.monotonic()
+        log.warning("%s: %s (%s); trying again", where, type(error).__name__, error)
 
 
 def _is_taken(error: Exception) -> bool:

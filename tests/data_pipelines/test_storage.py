@@ -57,7 +57,8 @@ def test_failed_write_keeps_the_old_bytes(tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_retries_transient_errors_only():
+def test_retries_transient_errors_only(caplog, monkeypatch):
+    monkeypatch.setattr(retries, "_last_said", [-retries._QUIET_SECONDS])
     calls = []
 
     def flaky():
@@ -66,7 +67,11 @@ def test_retries_transient_errors_only():
             raise ConnectionResetError("gone")
         return "ok"
 
-    assert retries.retrying(flaky, "x") == "ok"
+    for url in ("s3://bucket/one", "s3://bucket/two"):
+        calls.clear()
+        assert retries.retrying(flaky, url) == "ok"
+    assert [record.getMessage() for record in caplog.records] == [
+        "s3://bucket/one: ConnectionResetError (gone); trying again"], "an outage is told once, not for every file"
     calls.clear()
 
     def absent():

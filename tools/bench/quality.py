@@ -12,8 +12,9 @@ DIR (or LACUNA_EVAL_DATA) holds coco_features/ and coco_photos/. Sets:
   photos_tuned   the same crops; after a warm-up the last blocks learn with the head (AN, EN, EN+SCL)
 Every method of a set has the same number of trials, chosen by mAP on held-out training images with the first seed (one
 that cannot reach the best before it, even at its last epoch's rate, is given up); the best is run with every seed and
-then tested. Methods that want a vision-language model's table get the scores of an AN classifier. Gap closed =
-(method − low) / (oracle − low): oracle = full labels, low = AN (fpc300: Ignore, pos10: NE).
+then tested. Methods that want a vision-language model's table get the scores of a classifier trained with AN (or, under
+names with _role, with ROLE) on the same labels. Gap closed = (method − low) / (oracle − low): oracle = full labels,
+low = AN (fpc300: Ignore, pos10: NE).
 spearman = rank correlation of a class's mean prediction over the training images with its true frequency;
 spearman_hidden = the same among the classes whose annotations were cut to the same number, which then tell nothing;
 spearman_annotations = that of the numbers of annotated positives alone.

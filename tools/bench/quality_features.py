@@ -16,7 +16,7 @@ import torch
 
 from data_pipelines.source import ShardSource
 from tools.bench.quality_teacher import is_table, scored, write_table
-from tools.bench.quality_trials import TEACHER, Annotation, Trial
+from tools.bench.quality_trials import TEACHERS, Annotation, Trial
 from tools.neighbors.making import Wishes, make_neighbors
 from tools.passes.pool import PoolSettings, open_pool
 from trainer import loop
@@ -92,7 +92,7 @@ class Trials:
         if METHODS[body["name"]].needs_neighbors:
             body["neighbors"] = self.neighbors(labels)
         if METHODS[body["name"]].needs_scores:
-            body["scores"] = self.table(labels)
+            body["scores"] = self.table(labels, trial.get("teacher", "an"))
         config = self._config(name, seed, trial["lr"], body, labels)
         run = build_run(config, self.world, self.watchdog)
         run.stop = stop = GiveUp(config, to_beat)
@@ -135,15 +135,18 @@ class Trials:
                 make_neighbors(pool, self.source(labels), None, url, Wishes())
         return url
 
-    def table(self, labels: str) -> str:
+    def table(self, labels: str, teacher: str) -> str:
         """Scores of a teacher for the training images, made when they are first needed."""
-        url = os.path.abspath(os.path.join(self.out, "tables", f"{labels}-{self.epochs}"))
+        url = os.path.abspath(os.path.join(self.out, "tables", f"{labels}-{teacher}-{self.epochs}"))
         if not is_table(url):
-            config = self._config(f"teacher-{labels}", 0, TEACHER["lr"], TEACHER["method"], labels)
+            trial = TEACHERS[teacher]
+            config = self._config(f"teacher-{labels}-{teacher}", 0, trial["lr"], trial["method"], labels)
             run = build_run(config, self.world, self.watchdog)
             loop.train(run)
             write_table(url, run, ShardSource.load(os.path.join(self.data, "train"), labels, None))
             run.run_log.close()
+            if run.state:
+                run.state.close()
             shutil.rmtree(config.folder)
         return url
 

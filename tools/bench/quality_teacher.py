@@ -1,8 +1,8 @@
-"""The table of scores for methods that want a vision-language model's: here of an AN classifier on the same labels.
+"""The table of scores for methods that want a vision-language model's: here of a classifier on the same labels.
 
-A classifier that learned one positive per image gives an image about one positive in all, as a softmax over the classes
-does, so the published thresholds have a meaning. What such methods gain from a model that saw other data, they cannot
-gain here.
+AN, which learned one positive per image, gives an image about one positive in all, as a softmax over the classes does,
+so the published thresholds have a meaning. What such methods gain from a model that saw other data, they cannot gain
+here.
 """
 
 from __future__ import annotations

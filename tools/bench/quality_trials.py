@@ -12,7 +12,8 @@ from trainer.methods import METHODS
 
 _SIX = (3e-4, 1e-4, 1e-3, 3e-5, 3e-3, 1e-5)  # likely ones first: others are measured by them
 _THREE = (3e-4, 1e-4, 1e-3)
-Trial = dict  # {"lr": …, "method": {…}} and, if it is not the annotation's own sidecar, "labels": NAME
+# {"lr": …, "method": {…}} and, if they are not the usual ones, "labels": sidecar, "teacher": name in TEACHERS
+Trial = dict
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,9 @@ class Annotation:
     after: dict[str, str] = field(default_factory=dict)  # method → the one whose prior it needs
 
 
-def _trials(name: str, *settings: dict, labels: str | None = None) -> list[Trial]:
+def _trials(name: str, *settings: dict, **other: str) -> list[Trial]:
     """Six learning rates of the defaults, or three of each of two settings."""
     lrs = _SIX if len(settings) < 2 else _THREE
-    other = {"labels": labels} if labels else {}
     return [{"lr": lr, "method": {"name": name, **s}, **other} for lr in lrs for s in settings or ({},)]
 
 
@@ -39,7 +39,9 @@ def _consistency(name: str) -> list[Trial]:
 
 _ORACLE = _trials("bce", labels="labels")
 _COCO_GR = {"slope": [0.0, 10.0], "offset": [-2.0, -8.0]}
-TEACHER: Trial = {"lr": 1e-4, "method": {"name": "an"}}  # the setting that is chosen for AN itself
+# Whose scores take the place of a vision-language model's: the settings that are chosen for the methods themselves.
+TEACHERS: dict[str, Trial] = {"an": {"lr": 1e-4, "method": {"name": "an"}},
+                              "role": {"lr": 1e-4, "method": {"name": "role", "lr": 3e-2}}}
 _PLAIN = {"gamma_positive": 0, "gamma_negative": 0, "gamma_unknown": 0}
 _FOCAL = {"gamma_positive": 0, "gamma_negative": 3, "gamma_unknown": 4}  # the authors' on COCO with FPC
 SINGLE = {
@@ -68,9 +70,12 @@ SINGLE = {
     "bce_ls": _trials("bce_ls", labels="labels"),
     "ll_cp": _trials("ll_cp", {"delta_percent": 0.1}, {"delta_percent": 0.2}),
     "em_apl": _trials("em_apl", {"pseudo_weight": 0.2}, {"pseudo_weight": 0.9}),
-    "vlpl": _trials("vlpl", {}, {"threshold": 0.1}),  # tables of the teacher
+    "vlpl": _trials("vlpl", {}, {"threshold": 0.1}),  # with AN as the teacher, which gives an image about one positive
     "gpr": _trials("gpr", {}, {**_COCO_GR, "threshold": 0.1}),
     "ccd": _trials("ccd", {"consistency": 0}, {"consistency": 0, "max_entropy": 4.0}),  # features have one view
+    # ROLE gives an image about as many positives as there are, so that its scores are higher.
+    "vlpl_role": _trials("vlpl", {"threshold": 0.5}, {"threshold": 0.3}, teacher="role"),
+    "gpr_role": _trials("gpr", *({**_COCO_GR, "threshold": t} for t in (0.5, 0.3)), teacher="role"),
     "crisp": _trials("crisp", {"positive_mean": "batch"}, {"positive_mean": "data"}),
 }
 ANNOTATIONS = {
