@@ -22,7 +22,7 @@ from data_pipelines.readers import digits
 from data_pipelines.source import ShardSource
 from tools.cli import main
 from tools.passes.parts import Parts
-from tools.passes.pool import PoolSettings, open_pool
+from tools.passes.pool import PoolSettings, ray_room
 from tools.passes.scoring import ScoreJob, shard_rows
 from tools.passes.trained import open_trained
 from trainer.priors import read_prior
@@ -30,7 +30,7 @@ from trainer.priors import read_prior
 
 @pytest.fixture(scope="module", autouse=True)
 def _ray():
-    with open_pool(PoolSettings(workers=2)):
+    with ray_room(PoolSettings(workers=2)):
         yield
 
 

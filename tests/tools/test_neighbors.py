@@ -22,7 +22,7 @@ from tools.neighbors.medians import Group, MedianJob, class_distances, plan_grou
 from tools.neighbors.merging import all_labels, merge, padded
 from tools.neighbors.searching import SearchJob, exact_search, sample_numbers
 from tools.neighbors.vectors import VectorReader
-from tools.passes.pool import PoolSettings, open_pool
+from tools.passes.pool import PoolSettings, ray_room
 from trainer import loop, world
 from trainer.assemble import build_run
 from trainer.config import parse_config
@@ -175,7 +175,7 @@ def test_command_then_training(dataset, tmp_path, capsys, digit_shards):
         labels[:, ::2] = UNKNOWN
         writer.write(shard, SparseLabels.from_dense(labels))
     writer.close()
-    with open_pool(PoolSettings(workers=1)):  # both commands use this Ray: a start takes seconds
+    with ray_room(PoolSettings(workers=1)):  # both commands use this Ray: a start takes seconds
         assert main(["neighbors", "--shards", dataset, "--labels", "partial", "--subset", "train", "--out", out,
                      "-k", "4", "--json", "--workers", "1"]) == 2  # one of 184 vectors is broken: too many
         assert "1 of 184 vectors cannot be read" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from data_pipelines.index import ShardIndex, Sidecar
 from data_pipelines.readers import digits
 from tools.cli import main
-from tools.passes.pool import PoolSettings, open_pool
+from tools.passes.pool import PoolSettings, ray_room
 from trainer.config_file import load_config
 from trainer.methods import build_method
 from trainer.methods.base import Task
@@ -90,7 +90,7 @@ def test_openimages(world, tmp_path, capsys, monkeypatch):
         "phases": [{"name": "train", "epochs": 4, "batch": 16, "lr": 2e-3, "schedule": "one_cycle", "warmup": "20%"}],
     }))
     capsys.readouterr()
-    with open_pool(PoolSettings(workers=2)):
+    with ray_room(PoolSettings(workers=2)):
         command = ["csl", str(config), "--num-ranks", "2", "--json"]
         assert main(command) == 0
         found = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -15,7 +15,7 @@ from pass_jobs import KilledOnce, Squares
 from data_pipelines.errors import UserError
 from data_pipelines.source import ShardSource
 from tools.passes.parts import Parts
-from tools.passes.pool import Pool, PoolSettings, open_pool
+from tools.passes.pool import PoolSettings, open_pool
 from tools.passes.scoring import ScoreJob, ShardModel, bad_of, score, shard_rows
 from tools.passes.trained import check_classes, load_model, open_trained
 
@@ -23,7 +23,14 @@ from tools.passes.trained import check_classes, load_model, open_trained
 @pytest.fixture(scope="module")
 def pool():
     with open_pool(PoolSettings(workers=2)) as pool:
+        assert pool.room.workers == 2  # Ray runs from here on
         yield pool
+
+
+def alone(*what):
+    """A pass with one worker of the Ray that runs."""
+    with open_pool(PoolSettings(workers=1)) as one:
+        return one.run(*what)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +56,7 @@ def same_files(a: Path, b: Path) -> bool:
 
 def test_scores_do_not_depend_on_workers_or_kills(pool, job, expected, tmp_path):
     rows = shard_rows(job.source)
-    Pool(1, gpus=False).run(job, rows, str(tmp_path / "one"), "scoring")
+    alone(job, rows, str(tmp_path / "one"), "scoring")
     assert same_files(expected, tmp_path / "one")
     killed = KilledOnce(job, shard=1, flag=str(tmp_path / "killed"))
     pool.run(killed, rows, str(tmp_path / "two"), "scoring")
@@ -60,10 +67,13 @@ def test_scores_do_not_depend_on_workers_or_kills(pool, job, expected, tmp_path)
 def test_rerun_skips_finished_shards(pool, tmp_path):
     rows = dict.fromkeys(range(5), 1)
     with pytest.raises(UserError, match=r"^shard 3: truncated\.$"):
-        Pool(1, False).run(Squares(str(tmp_path / "log"), refuses=3), rows, str(tmp_path / "parts"), "x")
+        alone(Squares(str(tmp_path / "log"), refuses=3), rows, str(tmp_path / "parts"), "x")
     parts = pool.run(Squares(str(tmp_path / "log")), rows, str(tmp_path / "parts"), "x")
     assert sorted((tmp_path / "log").read_text().split()) == ["0", "1", "2", "3", "4"]  # each once over both runs
     assert [int(part["square"]) for _, part in parts.read_all(list(rows))] == [0, 1, 4, 9, 16]
+    with open_pool(PoolSettings(address="127.0.0.1:1")) as unneeded:  # where there is no work, Ray is not asked
+        unneeded.run(Squares(str(tmp_path / "log")), rows, str(tmp_path / "parts"), "x")
+        assert unneeded._room is None
     # Another fingerprint is another pass: nothing of the first is reused.
     pool.run(Squares(str(tmp_path / "log"), fingerprint="other"), {2: 1}, str(tmp_path / "parts"), "x")
     assert (tmp_path / "log").read_text().split().count("2") == 2
@@ -71,9 +81,9 @@ def test_rerun_skips_finished_shards(pool, tmp_path):
 
 def test_errors_name_their_cause(pool, tmp_path):
     with pytest.raises(UserError, match=r"^model.backbone = 'x': no such backbone\.$"):
-        Pool(1, False).run(Squares(builds=False), {0: 1}, str(tmp_path), "x")
+        alone(Squares(builds=False), {0: 1}, str(tmp_path), "x")
     with pytest.raises(UserError, match="3 workers died over shard 0"):
-        Pool(1, False).run(Squares(dies=0), {0: 1}, str(tmp_path), "x")
+        alone(Squares(dies=0), {0: 1}, str(tmp_path), "x")
     with pytest.raises(UserError, match=r"part-000007\.squares\.npz.*--parts"):
         Parts(str(tmp_path), "squares").read(7)
     Path(Parts(str(tmp_path), "squares").url(7)).write_bytes(b"PK\x03\x04 torn")
@@ -91,8 +101,8 @@ def test_two_nodes(job, expected, tmp_path, pool):
     try:
         cluster.add_node(num_cpus=1)
         with open_pool(PoolSettings(address=cluster.address)) as two:
-            assert [node["Resources"]["CPU"] for node in ray.nodes()] == [1, 1]
-            assert two.workers == 2  # so there is one on each
+            assert two.room.workers == 2
+            assert [node["Resources"]["CPU"] for node in ray.nodes()] == [1, 1]  # so there is one on each
             two.run(job, shard_rows(job.source), str(tmp_path / "nodes"), "scoring")
     finally:
         cluster.shutdown()

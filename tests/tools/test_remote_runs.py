@@ -17,7 +17,7 @@ from data_pipelines.source import ShardSource
 from tools.cli import main
 from tools.explore import open_desk
 from tools.passes.parts import Parts
-from tools.passes.pool import Job, PoolSettings, open_pool
+from tools.passes.pool import Job, PoolSettings, ray_room
 from tools.passes.scoring import ScoreJob, shard_rows
 from tools.passes.trained import open_trained
 from tools.prior import PriorJob
@@ -86,7 +86,7 @@ def files_below(folder: str | Path) -> dict[str, bytes]:
 def test_commands_read_a_run_on_s3(run, capsys):
     before = storage.list_tree(run.url)
     look_at_the_run(run, capsys)
-    with open_pool(PoolSettings(workers=1)):
+    with ray_room(PoolSettings(workers=1)):
         use_the_model(run, capsys)
     assert storage.list_tree(run.url) == before, "a run on object storage is only read"
 
@@ -160,7 +160,7 @@ def test_ray_workers_read_a_run_on_s3(run, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", None)
     before = storage.list_tree(run.url)
     val = str(run.shards / "val")
-    with open_pool(PoolSettings(workers=1)):
+    with ray_room(PoolSettings(workers=1)):
         for command in (("eval", "--shards", val, "--protocol", "multilabel"), ("suggest", "--out", "s.csv"),
                         ("prior", "--out", "p"), ("export", "--out", "model", "--overwrite", "--val", val)):
             same(capsys, run, *command, *RAY)

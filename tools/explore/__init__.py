@@ -25,7 +25,7 @@ from tools.explore.decisions import Decisions
 from tools.explore.desk import Desk
 from tools.explore.server import HOST, make_server
 from tools.heatmaps import keeps_heatmaps
-from tools.passes.parts import Parts, absolute, fingerprint_of
+from tools.passes.parts import fingerprint_of
 from tools.passes.pool import add_pool_arguments, open_pool, pool_settings
 from tools.passes.scoring import ScoreJob, shard_rows
 from tools.passes.trained import open_trained
@@ -85,10 +85,8 @@ def _beliefs(folder: RecordedRun, source: ShardSource, home: str, args: argparse
     if not rows:
         raise UserError(f"{source.index.url}: no sample takes part.")
     job = ScoreJob(trained, source)
-    parts = Parts(absolute(args.parts or os.path.join(home, "scores")), job.fingerprint)
-    if len(parts.finished(list(rows))) < len(rows):  # Ray takes seconds to start: only if there is work for it
-        with open_pool(pool_settings(args)) as pool:
-            parts = pool.run(job, rows, parts.folder, "scoring")
+    with open_pool(pool_settings(args)) as pool:
+        parts = pool.run(job, rows, args.parts or os.path.join(home, "scores"), "scoring")
 
     def shard(number: int):
         part = parts.read(number)

@@ -68,36 +68,51 @@ def pool_settings(args: argparse.Namespace) -> PoolSettings:
 
 
 class Pool:
-    """Use inside `with open_pool(settings) as pool`."""
+    """Use inside `with open_pool(settings) as pool`. Ray takes seconds to start, so it waits for the first work."""
 
-    def __init__(self, workers: int, gpus: bool):
-        self.workers, self.gpus = workers, gpus
+    def __init__(self, settings: PoolSettings, open_things: contextlib.ExitStack):
+        self._settings, self._open_things = settings, open_things
+        self._room: Room | None = None
+
+    @property
+    def room(self) -> Room:
+        if self._room is None:
+            self._room = self._open_things.enter_context(ray_room(self._settings))
+        return self._room
 
     def run(self, job: Job, rows: Mapping[int, int], folder: str, label: str) -> Parts:
         """Make sure that every shard of `rows` (shard → its samples, for the progress) has its part in the folder."""
         parts = Parts(absolute(folder), job.fingerprint)
         finished = parts.finished(list(rows))
         todo = [shard for shard in rows if shard not in finished]
-        with Progress(sum(rows.values()), label, "samples") as meter:
-            meter.advance(sum(rows[shard] for shard in finished))
-            if todo:
-                _Round(self, job, parts, todo, lambda shard: meter.advance(rows[shard])).run()
+        if todo:
+            with Progress(sum(rows.values()), label, "samples") as meter:
+                meter.advance(sum(rows[shard] for shard in finished))
+                _Round(self.room, job, parts, todo, lambda shard: meter.advance(rows[shard])).run()
         return parts
+
+
+@dataclass(frozen=True)
+class Room:
+    """What Ray has for us."""
+
+    workers: int
+    gpus: bool
 
 
 class _Round:
     """One job over some shards."""
 
-    def __init__(self, pool: Pool, job: Job, parts: Parts, todo: list[int], done: Callable[[int], None]):
+    def __init__(self, room: Room, job: Job, parts: Parts, todo: list[int], done: Callable[[int], None]):
         import ray
 
         self.ray, self.done = ray, done
         self.todo = deque(todo)
         self.deaths: Counter[int | None] = Counter()  # by shard; None: while starting
         self.in_flight: dict[Any, tuple[Any, int | None]] = {}  # call → (actor, shard; None: it is starting)
-        self.count = min(pool.workers, len(todo))
+        self.count = min(room.workers, len(todo))
         # max_restarts is left at 0: a replacement is started here, and the shard need not wait for it.
-        worker = ray.remote(_Worker).options(num_cpus=1, num_gpus=1 if pool.gpus else 0)
+        worker = ray.remote(_Worker).options(num_cpus=1, num_gpus=1 if room.gpus else 0)
         shared = ray.put(job)
         self.start = lambda: worker.remote(shared, parts)
 
@@ -177,11 +192,17 @@ class _Worker:
 
 @contextlib.contextmanager
 def open_pool(settings: PoolSettings) -> Iterator[Pool]:
+    with contextlib.ExitStack() as open_things:
+        yield Pool(settings, open_things)
+
+
+@contextlib.contextmanager
+def ray_room(settings: PoolSettings) -> Iterator[Room]:
     """An own local Ray, a cluster's, or the one that this process already uses (which is then left running)."""
     import ray
 
     if ray.is_initialized():
-        yield _pool(settings)
+        yield _room(settings)
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
@@ -192,7 +213,7 @@ def open_pool(settings: PoolSettings) -> Iterator[Pool]:
         else:
             temporary = _temporary_folder()
             _start(settings.workers or os.cpu_count() or 1, temporary, common)
-        yield _pool(settings)
+        yield _room(settings)
     finally:
         ray.shutdown()
         if temporary:
@@ -241,13 +262,13 @@ def _connect(address: str, common: dict[str, Any]) -> None:
                         "--head`, or leave --address out to use this machine.") from None
 
 
-def _pool(settings: PoolSettings) -> Pool:
+def _room(settings: PoolSettings) -> Room:
     import ray
 
     there = ray.cluster_resources()
     gpus, cores = int(there.get("GPU", 0)), int(there.get("CPU", 1))
     most = gpus or max(1, cores)
-    return Pool(min(settings.workers or most, most), gpus > 0)
+    return Room(min(settings.workers or most, most), gpus > 0)
 
 
 def _temporary_folder() -> str:

@@ -4,8 +4,8 @@ Priors, before every epoch after the warm-up, per class j: S_j are the images an
 q_p(z) the shares of all n images and of S_j with score ≥ z. At the z that minimises
     q(z)/q_p(z) + (1 + τ)/q_p(z) · (√(ln(4/δ)/2n) + √(ln(4/δ)/2n_j))
 the prior is π_j = q(z)/q_p(z), at most 1. A class without annotated images has prior 0.
-Risk, with the absolute loss: (1/L)·Σ_j { 2π_j·mean over S_j of (1 − p_j) + |mean of p_j − π_j| }, means over the global
-batch (the paper sums over classes; the factor 1/L keeps the scale of the warm-up, which is AN).
+Risk, with the absolute loss: (1/L)·Σ_j { 2π_j·mean over S_j of (1 − p_j) + |mean of p_j − π_j| }, from the global batch
+(the paper sums over classes; the factor 1/L keeps the scale of the warm-up, which is AN).
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ class CrispSettings(Settings):
     """τ of the bound."""
     bins: int = Field(1024, ge=2)
     """Scores are counted in so many equal bins of logits in ±16: the search is exact for the binned scores."""
-    positive_mean: Literal["batch", "data"] = "batch"
-    """Mean over S_j: of those in the batch (published), or n/(n_j·B) times their sum, which is unbiased for small
-    batches (ours)."""
+    positive_mean: Literal["data", "batch"] = "data"
+    """Mean over S_j in a mini-batch. data: n/(n_j·B) times the sum over its annotated images, the unbiased estimate of
+    the published risk; batch: the mean over those in the batch, where a rare class counts as much as a frequent one and
+    most often has none (COCO features, batch 16: 43 mAP instead of 50)."""
 
 
 class Crisp(Method):
