@@ -73,7 +73,7 @@ SINGLE = {
     "vlpl": _trials("vlpl", {}, {"threshold": 0.1}),  # with AN as the teacher, which gives an image about one positive
     "gpr": _trials("gpr", {}, {**_COCO_GR, "threshold": 0.1}),
     "ccd": _trials("ccd", {"consistency": 0}, {"consistency": 0, "max_entropy": 4.0}),  # features have one view
-    # ROLE gives an image about as many positives as there are, so that its scores are higher.
+    # ROLE's scores add up to 6 positives an image, AN's to 1.
     "vlpl_role": _trials("vlpl", {"threshold": 0.5}, {"threshold": 0.3}, teacher="role"),
     "gpr_role": _trials("gpr", *({**_COCO_GR, "threshold": t} for t in (0.5, 0.3)), teacher="role"),
     "crisp": _trials("crisp", {"positive_mean": "batch"}, {"positive_mean": "data"}),
