@@ -55,7 +55,7 @@ def _say(where: str, error: Exception) -> None:
     """The client has tried for seconds by now, and it may be a minute until all attempts have failed."""
     if time.monotonic() - _last_said[0] >= _QUIET_SECONDS:
         _last_said[0] = time.monotonic()
-        log.warning("%s: %s (%s); trying again", where, type(error).__name__, error)
+        log.warning("%s: %s; trying again", where, f"{type(error).__name__} {error}".strip())
 
 
 def _is_taken(error: Exception) -> bool:

@@ -41,7 +41,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the config")
     parser.add_argument("--ranks", type=int, default=1, help="of the run (default 1)")
     parser.add_argument("--ranks-per-node", type=int, help="that share a node's memory (default: all)")
-    parser.add_argument("--seconds", type=float, default=60, help="of calibration at most (default 60; 0: none)")
+    parser.add_argument("--seconds", type=float, default=60, help="of calibration, and as many again for further "
+                        "phases (default 60; 0: none)")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
 
 

@@ -23,6 +23,7 @@ from state_store.slots import Slots
 from tools.launches import SCRIPT, environment, read_lines
 from tools.process_memory import peak_resident_bytes
 from trainer.config import Config
+from trainer.methods import METHODS
 
 _STEPS_TO_KNOW_THE_PACE = 5
 _STEPS_OF_A_PHASE = 9
@@ -56,8 +57,9 @@ def calibrate(config: Config, source: ShardSource, ranks: int, seconds: float, f
     phases = [{**phase, "batch": phase["batch"] // ranks} for phase in body["phases"]]
     body["phases"] = [{**phases[0], "epochs": 2}]
     body["train"] |= {"log_every": 1, "checkpoint_every": "1ep", "keep": 1, "state_url": None, "trace_samples": False}
-    if config.data.val is not None and body["method"].get("expected_positives", 0) is None:
-        body["method"] = {**body["method"], "expected_positives": 1.0}  # it would come from the validation set
+    settings = METHODS[config.method["name"]].settings_type.model_fields
+    if config.data.val is not None and "expected_positives" in settings:  # it would come from the validation set
+        body["method"] = {"expected_positives": 1.0} | {k: v for k, v in body["method"].items() if v is not None}
     peak = _train(body, folder, seconds)
     found = _read(os.path.join(folder, "calibration"), view, config, peak)
     if len(phases) == 1:
@@ -66,6 +68,7 @@ def calibrate(config: Config, source: ShardSource, ranks: int, seconds: float, f
     body["name"] = "phases"
     body["data"]["train"]["subset"] = _FEW
     body["phases"] = [{**phase, "epochs": 1, "warmup": "20%"} for phase in phases]
+    body["train"]["keep"] = len(phases)
     peak = _train(body, folder, seconds)
     later = _read(os.path.join(folder, "phases"), view, config, peak)
     return replace(found, step_seconds=found.step_seconds + later.step_seconds[1:],
@@ -119,9 +122,10 @@ def _seconds_per_step(run: str, phase: dict) -> float:
 def _read(run: str, view: ShardIndex, config: Config, peak: int) -> Calibration:
     phases = yaml.safe_load(storage.read_bytes(os.path.join(run, "config.yaml")))["phases"]
     root = os.path.join(run, "checkpoints")
-    newest = max(name for name in os.listdir(root) if name.startswith("step-"))
-    size = sum(os.path.getsize(os.path.join(base, name)) for base, _, names in os.walk(os.path.join(root, newest))
-               for name in names)
+    kept = [name for name in os.listdir(root) if name.startswith("step-")]
+    newest = max(kept)
+    size = max(sum(os.path.getsize(os.path.join(base, name)) for base, _, names in os.walk(os.path.join(root, one))
+                   for name in names) for one in kept)
     stored: dict[str, float] = {}
     slots = 0
     if os.path.exists(os.path.join(run, "state")):

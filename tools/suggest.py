@@ -25,9 +25,10 @@ from data_pipelines.source import ShardSource
 from tools.evaluation.pieces import from_parts
 from tools.passes.datasets import add_val_arguments, open_dataset, training_set, val_set
 from tools.passes.pool import Pool, PoolSettings, add_pool_arguments, open_pool, pool_settings
-from tools.passes.scoring import ScoreJob, shard_rows
+from tools.passes.scoring import ScoreJob, bad_of, shard_rows
 from tools.passes.trained import Trained, open_trained
 from tools.suggestions import Suggestions, check_format, table, write_sidecar, write_table
+from trainer.evaluate import judge_bad
 
 _MOST_OBSERVED = 0.95  # of a class's positives: more is a rounding of small counts
 
@@ -171,8 +172,9 @@ def collect(pool: Pool, settings: PoolSettings, trained: Trained, source: ShardS
     rows = shard_rows(source)
     parts = pool.run(ScoreJob(trained, source), rows, settings.folder(trained.run), "scoring")
     found = Suggestions(source.index)
-    counts = np.zeros((3, source.classes), np.int64)
+    counts, bad = np.zeros((3, source.classes), np.int64), []
     for shard, part in parts.read_all(list(rows)):
+        bad += bad_of(part)
         labels = source.sidecar.labels(shard).dense(source.classes, part["rows"])
         chosen = found.add(shard, part["rows"], part["scores"], labels, calibration.thresholds)
         if truth is not None:
@@ -180,4 +182,5 @@ def collect(pool: Pool, settings: PoolSettings, trained: Trained, source: ShardS
             counts += np.stack([(chosen & positive).sum(0), chosen.sum(0), (positive & (labels == UNKNOWN)).sum(0)])
         if not settings.parts:
             parts.remove([shard])
+    judge_bad(bad, int(source.rows.sum()), trained.config.data.max_bad_fraction, source.index.url)
     return found, Measured(*counts)

@@ -29,7 +29,7 @@ def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
     model = place_model(config, train, world)
     method = build_method(config.method, task_of(config, sources, model))
     model.extra = (extra := method.module()) and extra.to(world.device)
-    _check_views(config, method)
+    check_views(config, method)
     watchdog.beat("model built")
     folder = RunFolder(config.folder, world, config.train.staging)
     run_log = RunLog(config, folder, world.main)
@@ -38,7 +38,7 @@ def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
     return Run(config, world, sources, model, method, run_log, checkpoints, watchdog, stop)
 
 
-def _check_views(config: Config, method: Method) -> None:
+def check_views(config: Config, method: Method) -> None:
     """Refuse augmentations that move what a method compares."""
     name, strong = config.method["name"], config.data.strong_augment
     if method.needs_maps and train_augment(config.data).moves_pixels_unrecorded:

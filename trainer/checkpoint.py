@@ -205,6 +205,21 @@ def _load(engine, folder: str) -> None:
     path, _ = engine.load_checkpoint(folder, tag="engine")
     if path is None:  # DeepSpeed only warns
         raise RuntimeError(f"DeepSpeed did not load {folder}/engine")
+    fit_moments(getattr(engine.optimizer, "optimizer", engine.optimizer))  # ZeRO wraps torch's own
+
+
+def fit_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Bring an optimizer's state to its parameters' devices and memory layouts, which fused kernels take for granted.
+
+    A converted checkpoint has its step numbers on the CPU, one of train.channels_last=false other strides.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if name == "step" and isinstance(value, torch.Tensor):
+                state[name] = value.to(parameter.device)
+            elif isinstance(value, torch.Tensor) and value.shape == parameter.shape and (
+                    value.device != parameter.device or value.stride() != parameter.stride()):
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 _FAILED_WRITES = ("No space left", "inline_container", "PytorchStreamWriter")

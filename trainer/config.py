@@ -195,6 +195,14 @@ class Config(Section):
     phases: list[PhaseConfig] = Field(min_length=1)
     train: TrainConfig = TrainConfig()
 
+    @model_validator(mode="after")
+    def _phases_have_names_of_their_own(self) -> Config:
+        names = [phase.name for phase in self.phases]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UserError(f"phases: two are named {twice!r}; metrics and reports tell them apart by their names")
+        return self
+
     @property
     def folder(self) -> str:
         return os.path.join(self.run_folder, self.name)

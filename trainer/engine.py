@@ -44,7 +44,7 @@ def build_engine(model: Classifier, config: Config, phase: PhaseConfig, world: W
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     model.set_trainable(phase.trainable)
     groups = _groups(model, phase)
-    optimizer = _optimizer(groups, phase)
+    optimizer = _optimizer(groups, phase, config.train.compile)
     body = deepspeed_config(config, phase, world.size)
     if universal:
         body["checkpoint"] = {**body.get("checkpoint", {}), "load_universal": True}
@@ -110,10 +110,11 @@ def _groups(model: Classifier, phase: PhaseConfig) -> list[dict]:
     return [group for group in groups if group["params"]]
 
 
-def _optimizer(groups: list[dict], phase: PhaseConfig) -> torch.optim.Optimizer:
+def _optimizer(groups: list[dict], phase: PhaseConfig, compiled: bool) -> torch.optim.Optimizer:
     # One pass over memory instead of one per operation: Adam's step of a ResNet-18 takes 15 ms instead of 60 or more
     # on a CPU core. Other devices have no such kernel in every version of torch.
-    fused = all(p.device.type in ("cpu", "cuda") for group in groups for p in group["params"])
+    # Compiled gradients may be laid out otherwise than their parameters, which the kernels do not take.
+    fused = not compiled and all(p.device.type in ("cpu", "cuda") for group in groups for p in group["params"])
     if phase.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=phase.lr, momentum=phase.momentum, fused=fused)
     kind = torch.optim.AdamW if phase.optimizer == "adamw" else torch.optim.Adam

@@ -71,7 +71,7 @@ def test_retries_transient_errors_only(caplog, monkeypatch):
         calls.clear()
         assert retries.retrying(flaky, url) == "ok"
     assert [record.getMessage() for record in caplog.records] == [
-        "s3://bucket/one: ConnectionResetError (gone); trying again"], "an outage is told once, not for every file"
+        "s3://bucket/one: ConnectionResetError gone; trying again"], "an outage is told once, not for every file"
     calls.clear()
 
     def absent():

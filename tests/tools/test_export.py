@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from damaged_shards import blank_out
 from PIL import Image
 
 import trainer.evaluate
@@ -131,10 +132,7 @@ def test_corrupt_samples_are_judged(trained, tmp_path):
     """As in training: a few are left out and said, more than data.max_bad_fraction are an error."""
     shutil.copytree(trained.data / "val", tmp_path / "val")
     source = ShardSource.load(str(tmp_path / "val"), "labels", None)
-    offset, size = int(source.index.members(0).offsets[4]), int(source.index.members(0).sizes[4])
-    with open(source.index.shard_url(0), "r+b") as tar:
-        tar.seek(offset)
-        tar.write(bytes(size))
+    blank_out(source.index, 0, 4)
     parts = scored(open_trained(trained.scl), source, tmp_path / "parts")
     with pytest.raises(UserError, match=r"1 of 60 samples of .* cannot be decoded.*max_bad_fraction"):
         best_thresholds(parts, source, 0.01)

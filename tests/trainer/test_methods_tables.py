@@ -14,6 +14,8 @@ from test_methods_gr import schedule_by_formula
 
 from data_pipelines.errors import UserError
 from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from data_pipelines.source import ShardSource
+from data_pipelines.subsets import Subset
 from tools.cli import main
 from trainer.methods import build_method
 
@@ -162,6 +164,20 @@ def test_ccd(source, tables, tmp_path, crops):
     np.testing.assert_allclose(harness.method.state()["bias"].numpy(), bias, rtol=1e-6)
     assert (counts > 0).any()
     assert counts.sum() < SAMPLES
+
+
+def test_ccd_takes_its_bias_from_the_subset(source, tables, tmp_path):
+    url, table = tables
+    kept = [np.arange(shard.rows) % 3 != 1 for shard in source.index.shards]
+    Subset.from_masks(source.index, "most", kept, {}).save()
+    some = ShardSource.load(source.index.url, source.sidecar.name, "most")
+    harness = harness_for(some, tmp_path, {"name": "ccd", "scores": url, "max_entropy": 9.0, "consistency": 0})
+    harness.epoch(0)
+    rows = table["scores"][np.concatenate(kept)]
+    for c in range(CLASSES):
+        top = rows[rows.argmax(1) == c, c]
+        assert float(harness.method.bias[c]) == pytest.approx(top.mean() if len(top) else 1, rel=1e-5)
+    harness.state.close()
 
 
 def test_wrong_tables_are_refused(source, tables, tmp_path):

@@ -263,6 +263,7 @@ def test_scpnet(tmp_path, related):
 @pytest.mark.parametrize(("matrix", "message"), [
     (np.full((5, 4), 0.25), r"of shape \[5, 4\], the data needs \[5, 5\]"),
     (np.ones((5, 5)), "sum to 1"), (np.eye(5) * 2 - 0.2, "sum to 1"), (b"not numbers", "no .npy file of numbers"),
+    (b"PK\x03\x04 torn", "no .npy file of numbers"), (np.full((5, 5), "a"), "no .npy file of numbers"),
     (None, "cannot be read")])
 def test_wrong_relations_are_named(tmp_path, matrix, message):
     path = tmp_path / "relation.npy"

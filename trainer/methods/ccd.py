@@ -65,10 +65,15 @@ class Ccd(TableMethod):
         if self.bias is not None:
             return
         assert start.state is not None
-        session, world, keep = start.state.session, start.world, self.settings.max_entropy  # type: ignore[attr-defined]
+        session, world, subset = start.state.session, start.world, start.state.source.subset
+        keep = self.settings.max_entropy  # type: ignore[attr-defined]
+
+        def of_shard(shard: int, rows: dict[str, np.ndarray]) -> np.ndarray:
+            used = slice(None) if subset is None else subset.mask(shard)
+            return top_sums(rows["scores"][used], keep)
+
         sums = np.zeros((2, self.task.classes))
-        mine = range(world.rank, session.schema.shards, world.size)
-        for part in map_shards(session, ["scores"], lambda _, rows: top_sums(rows["scores"], keep), mine):
+        for part in map_shards(session, ["scores"], of_shard, range(world.rank, session.schema.shards, world.size)):
             sums += part
         total, count = world.global_sum(torch.from_numpy(sums).to(world.device)).cpu()
         if (total < 0).any():

@@ -111,7 +111,7 @@ class Scob(Role):
         query = F.normalize(query, dim=1)
         same = 1 + (query * F.normalize(own, dim=1)).sum(1)
         others = 1 + query @ F.normalize(self.surest.to(query), dim=1).T
-        weights = 1 - self.correlation.to(query.device)[classes].to(query).square()
+        weights = 1 - self.correlation[classes.cpu()].to(query).square()
         missing = (self.surest_logit == -torch.inf).to(query.device)
         others = (weights * others).masked_fill(missing, -torch.inf)
         every = torch.cat([same[:, None], others], 1) / temperature

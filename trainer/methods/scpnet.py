@@ -10,6 +10,7 @@ have class c. With a relation R of the classes, the strong view follows R·p too
 from __future__ import annotations
 
 import io
+import zipfile
 from typing import ClassVar
 
 import numpy as np
@@ -111,8 +112,10 @@ def read_relation(url: str, classes: int) -> torch.Tensor:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UserError(f"method.relation = {url!r}: cannot be read ({reason}).") from None
-    except (ValueError, EOFError, SyntaxError) as error:
+    except (ValueError, EOFError, SyntaxError, zipfile.BadZipFile) as error:
         raise UserError(f"method.relation = {url!r}: no .npy file of numbers ({error}).") from None
+    if not isinstance(matrix, np.ndarray) or matrix.dtype.kind not in "fiu":
+        raise UserError(f"method.relation = {url!r}: no .npy file of numbers. Write it with numpy.save.")
     if matrix.shape != (classes, classes):
         raise UserError(f"method.relation = {url!r}: of shape {list(matrix.shape)}, the data needs "
                         f"{[classes, classes]}: a row and a column for every class.")
