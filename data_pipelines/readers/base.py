@@ -59,7 +59,8 @@ class Dataset:
 
 def file_sample(url: str, name: str) -> Sample:
     """The sample of one image file; its key is `name` (a relative path) without the extension."""
-    return Sample(sample_key(name), url, image_extension(name))
+    extension = image_extension(name)  # first: what has one names a file, so that there is a key
+    return Sample(sample_key(name), url, extension)
 
 
 def sample_key(name: str) -> str:

@@ -13,7 +13,7 @@ from data_pipelines.index import Sidecar
 from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from data_pipelines.packing import Layout, pack
 from data_pipelines.readers import features, folder, tsv
-from data_pipelines.readers.base import ClassNames, sample_key
+from data_pipelines.readers.base import ClassNames, file_sample, sample_key
 
 
 def test_folder(tmp_path):
@@ -41,6 +41,9 @@ def test_keys_have_no_dot_that_webdataset_would_cut_at():
     assert sample_key("a.b/c.d.jpg") == "a.b/c_d"
     assert sample_key("../x/./a.jpg") == "x/a"
     assert sample_key("actor\\0001.jpg") == "actor/0001"
+    for name in (".", "..", "a.jpg/..", "/", "", ".jpg"):
+        with pytest.raises(UserError, match="extension ''"):
+            file_sample("x", name)
 
 
 @pytest.fixture
