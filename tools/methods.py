@@ -90,6 +90,7 @@ def needs(method: Method) -> list[str]:
         (method.needs_pass, "a pass over all training samples between epochs"),
         (method.needs_strong_view, "a second view of the same crop (data.strong_augment.crop: same)"
          if method.needs_same_crop else "a second, strongly augmented view (images, not feature shards)"),
+        (method.needs_backbone, "phases that train parts of the backbone"),
         (method.batch_coupled, "the whole global batch at once (gradient accumulation "
          + ("is refused)" if method.needs_strong_view or method.module() else "costs a second forward)")),
     ) if wanted]

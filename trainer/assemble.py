@@ -29,7 +29,7 @@ def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
     model = place_model(config, train, world)
     method = build_method(config.method, task_of(config, sources, model))
     model.extra = (extra := method.module()) and extra.to(world.device)
-    check_views(config, method)
+    check_method(config, method)
     watchdog.beat("model built")
     folder = RunFolder(config.folder, world, config.train.staging)
     run_log = RunLog(config, folder, world.main)
@@ -38,8 +38,8 @@ def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
     return Run(config, world, sources, model, method, run_log, checkpoints, watchdog, stop)
 
 
-def check_views(config: Config, method: Method) -> None:
-    """Refuse augmentations that move what a method compares."""
+def check_method(config: Config, method: Method) -> None:
+    """Refuse augmentations that move what a method compares, and phases in which it could do nothing."""
     name, strong = config.method["name"], config.data.strong_augment
     if method.needs_maps and train_augment(config.data).moves_pixels_unrecorded:
         raise UserError(f"data.augment.randaugment = {config.data.augment.randaugment} moves pixels in ways that "
@@ -48,6 +48,9 @@ def check_views(config: Config, method: Method) -> None:
         raise UserError(f"data.strong_augment = {{crop: {strong.crop}, randaugment: {strong.randaugment}, …}}, but "
                         f"method {name!r} compares the same places of both views. Write data.strong_augment="
                         "{crop: same, randaugment: 0, color_jitter: [0.8, 0.8, 0.8, 0.2]}.")
+    if method.needs_backbone and all(phase.trainable == "head" for phase in config.phases):
+        raise UserError(f"phases: only the head learns (trainable: head), but what method {name!r} adds reaches it "
+                        "through the backbone alone. Train parts of that, as in phases.0.trainable=[layer4], or all.")
 
 
 def _fingerprints(sources: dict[str, ShardSource]) -> dict[str, str]:

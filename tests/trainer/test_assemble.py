@@ -15,7 +15,7 @@ from data_pipelines.packing import Layout, pack
 from data_pipelines.readers import digits
 from data_pipelines.source import ShardSource
 from data_pipelines.subsets import Subset
-from trainer.assemble import check_views, load_sources, mean_positives
+from trainer.assemble import check_method, load_sources, mean_positives
 from trainer.config import parse_config
 from trainer.methods import build_method
 from trainer.methods.base import Task
@@ -97,8 +97,21 @@ def test_views_that_move_what_a_method_compares(shards, name, data, message):
     body["method"] = {"name": name}
     parsed, method = parse_config(body, "test"), method_of(name, np.zeros((2, 3), np.int8))
     if message is None:
-        check_views(parsed, method)
+        check_method(parsed, method)
     else:
         with pytest.raises(UserError) as caught:
-            check_views(parsed, method)
+            check_method(parsed, method)
         assert message in str(caught.value)
+
+
+def test_a_method_for_the_backbone_does_not_train_a_head_alone(shards):
+    body = config(shards, "x")
+    body["data"] |= {"strong_augment": {"crop": "same"}}
+    body["method"] = {"name": "scob"}
+    body["phases"] = [{"name": f"{part}{i}", "epochs": 1, "batch": 8, "lr": 1e-3, "trainable": part}
+                      for i, part in enumerate(("head", "head", "all"))]
+    method = method_of("scob", np.zeros((2, 3), np.int8))
+    check_method(parse_config(body, "test"), method)
+    del body["phases"][2]
+    with pytest.raises(UserError, match=r"phases: only the head learns .* method 'scob' adds"):
+        check_method(parse_config(body, "test"), method)

@@ -96,6 +96,18 @@ def test_without_positives_there_is_only_role():
     assert (method.surest_logit == -torch.inf).all()
 
 
+def test_before_its_phase_there_is_only_role():
+    z, model = random_case(31, (6, 5))[1], Model(5)
+    method, role = method_of("scob", z, contrast_phase=1), method_of("role", z)
+    method.projector.double()
+    ours = take_step(method, model(images(6, 7)), z, forward=model)
+    torch.testing.assert_close(total(ours), total(take_step(role, model(images(6, 7)), z)))
+    total(ours).backward()
+    assert all(p.grad is not None and not p.grad.any() for p in method.projector.parameters())
+    later = [total(take_step(method, model(images(6, 7)), z, forward=model, phase=1)) for _ in range(2)]
+    assert later[1] > later[0], "the second step has a surest image of some classes"
+
+
 def test_cells():
     maps = torch.tensor([[[[0.0, 1.0], [0.4, 0.6]]], [[[3.0, 3.0], [3.0, 3.0]]]])
     cells = seen_cells(maps, torch.zeros(2, dtype=torch.int64), 0.5)

@@ -128,6 +128,8 @@ class Method:
     """True if the batch shall bring `strong`, a second view of every image by data.strong_augment."""
     needs_same_crop: ClassVar[bool] = False
     """True if both views must show the same cells: `strong` keeps the first view's crop and flip."""
+    needs_backbone: ClassVar[bool] = False
+    """True if the method does nothing for a classifier of which only the head learns."""
     needs_full_labels: ClassVar[bool] = False
     needs_negatives: ClassVar[bool] = False
     needs_pass: ClassVar[bool] = False

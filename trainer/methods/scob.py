@@ -36,6 +36,8 @@ class ScobSettings(EstimateSettings):
     """A logit for every entry: the correlation is taken from them."""
     contrast: float = Field(0.1, ge=0)
     """λ."""
+    contrast_phase: int = Field(0, ge=0)
+    """Phase (from 0) from which on features are contrasted (published: 0, on a trained backbone)."""
     temperature: float = Field(1.0, gt=0)
     """T."""
     keep: float = Field(0.5, ge=0, le=1)
@@ -50,7 +52,8 @@ class Scob(Role):
     Replaced: two transformers over the feature maps of a frozen backbone, and a momentum copy of them for f and e_j,
     which the released code never moves. Here f are the backbone's own features without gradient. Grad-CAM++ is replaced
     by the score map, and both losses are minimised in one step (published: one after the other). ROLE's estimates start
-    within ±0.41 logits (published: ±1.39). Every rank holds L² correlations.
+    within ±0.41 logits (published: ±1.39). Every rank holds L² correlations. The contrast reaches the classifier
+    through the backbone alone, so that some of it has to learn.
     """
 
     paper = "Chen et al., Semantic Contrastive Bootstrapping for Single-Positive Multi-Label Recognition, IJCV 2023"
@@ -61,6 +64,7 @@ class Scob(Role):
     needs_maps = True
     needs_strong_view = True
     needs_same_crop = True
+    needs_backbone = True
 
     def __init__(self, settings: ScobSettings, task: Task):
         super().__init__(settings, task)
@@ -90,6 +94,10 @@ class Scob(Role):
         assert outputs.features is not None
         assert batch.strong is not None
         terms = super().loss(outputs, batch, step)
+        if step.phase < settings.contrast_phase:  # every parameter has a gradient on every rank
+            unused = self.projector(outputs.features.flatten(2).mean(2)[:0].to(outputs.logits.dtype)).sum()
+            terms.per_sample = terms.per_sample + unused
+            return terms
         is_positive, logits = positive(batch.labels), outputs.logits.detach()
         sure, classes = torch.where(is_positive, logits, -torch.inf).max(1)
         anchored = is_positive.any(1)
