@@ -12,6 +12,7 @@ import numpy as np
 
 from data_pipelines import storage
 from data_pipelines.errors import UserError
+from data_pipelines.npy_header import alone
 from state_store import chunks
 from state_store.fields import Constant, Field
 from state_store.moving import Batch, BulkWriter, Keys, KeyTable, move_rows
@@ -172,8 +173,11 @@ def _npz(keys: list[str], values: dict[str, np.ndarray]) -> bytes:
 
 
 def _read_npz(data: bytes, url: str) -> tuple[list[str], dict[str, np.ndarray]]:
-    try:
+    def unpacked() -> tuple[list[str], dict[str, np.ndarray]]:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             return archive["key"].tolist(), {name: archive[name] for name in archive.files if name != "key"}
+
+    try:
+        return alone(unpacked)
     except Exception as error:  # zipfile and numpy raise many kinds for damaged bytes
         raise UserError(f"{url}: not an exported npz file ({type(error).__name__}: {error}).") from None

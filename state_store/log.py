@@ -101,6 +101,8 @@ class Log:
 
 
 def _parse(number: int, body: dict) -> Entry:
-    return Entry(number, str(body["kind"]), int(body["attempt"]), str(body.get("name", "")),
-                 str(body.get("manifest", "")), str(body.get("sha256", "")), float(body.get("created", 0.0)),
-                 dict(body.get("meta", {})))
+    kind, manifest = str(body["kind"]), str(body.get("manifest", ""))
+    if not manifest.isprintable() or "/" in manifest:
+        raise ValueError(f"{manifest!r} names no manifest")
+    return Entry(number, kind, int(body["attempt"]), str(body.get("name", "")), manifest,
+                 str(body.get("sha256", "")), float(body.get("created", 0.0)), dict(body.get("meta", {})))

@@ -199,6 +199,8 @@ class SnapshotReader:
         self.store, self.schema, self.refs, self.initials = store, store.schema, refs, initials
 
     def read_shard(self, field: str, shard: int) -> np.ndarray:
+        if field not in self.schema.fields:
+            raise UserError(f"{self.store.url}: no field {field!r}; it has {', '.join(self.schema.fields)}.")
         return self.store.read(self.refs.get(field, {}).get(shard), field, shard, self.initials)
 
 

@@ -59,7 +59,11 @@ def verify(store: StateStore, names: list[str] | None = None, threads: int = 4) 
             report.problems.append(Problem("metadata", entry.manifest, (entry.name,), str(error)))
             continue
         for item in walk(manifest.refs):
-            needed.setdefault(item, []).append(entry.name)
+            if item[0] in store.schema.fields and item[1] < store.schema.shards:
+                needed.setdefault(item, []).append(entry.name)
+            else:
+                report.problems.append(Problem("metadata", entry.manifest, (entry.name,), f"names field {item[0]!r}, "
+                                               f"shard {item[1]}, which the store's schema does not have"))
     with ThreadPoolExecutor(threads) as pool:
         results = pool.map(lambda item: _check(store, *item), needed)
         for (name, shard, ref), users, damage in zip(needed, needed.values(), results, strict=True):

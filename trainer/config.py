@@ -236,7 +236,10 @@ class Config(Section):
 
 def parse_config(body: dict, where: str) -> Config:
     config = validated(Config, body, where)
-    _refuse_secrets(config, where)
+    try:
+        _refuse_secrets(config, where)
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where}: text that is no valid Unicode ({error}). Write it anew.") from None
     return config
 
 

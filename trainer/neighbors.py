@@ -27,6 +27,7 @@ import numpy as np
 import state_store
 from data_pipelines import storage
 from data_pipelines.errors import UserError
+from data_pipelines.npy_header import alone
 from data_pipelines.source import ShardSource
 from state_store import Field, Given
 from state_store.store import SnapshotReader
@@ -102,7 +103,7 @@ class Neighborhood:
             raise UserError(f"{where}: no such file. Make it again with `lacuna neighbors`.") from None
         if hashlib.sha256(data).hexdigest() != self.distances_sha256:
             raise UserError(f"{where}: its content does not fit {FACTS_NAME}. Make both again with `lacuna neighbors`.")
-        return np.load(io.BytesIO(data), allow_pickle=False)
+        return alone(lambda: np.load(io.BytesIO(data), allow_pickle=False))
 
     def fields(self) -> list[Field]:
         """What training keeps at hand of every sample: never written, so the run stores none of it."""

@@ -20,6 +20,7 @@ from data_pipelines import storage
 from data_pipelines.errors import UserError
 from data_pipelines.json_text import parse_json
 from data_pipelines.labels import SparseLabels
+from data_pipelines.npy_header import alone
 from data_pipelines.whole_number import whole_number
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
@@ -116,7 +117,7 @@ def read_json(url: str, keys: tuple[str, ...]) -> dict:
 def load_array(path: str) -> np.ndarray:
     """A .npy array; object arrays are refused, since loading them runs code from the file."""
     try:
-        return np.load(storage.local_path(path), allow_pickle=False, mmap_mode="r")
+        return alone(lambda: np.load(storage.local_path(path), allow_pickle=False, mmap_mode="r"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file. Check the path.") from None
     except (ValueError, EOFError, OSError) as error:

@@ -71,6 +71,25 @@ def test_damaged_metadata(store):
     fuzz_all(targets(store), NAMES, (UserError,), SHORT // 2)
 
 
+@pytest.mark.parametrize(("name", "before", "after", "message"), [
+    ("schema", b'"name": "score"', b'"name": "core"', "no field 'score'; it has core"),
+    ("log", b'"manifest": "', b'"manifest": "\\u0000', "names no manifest"),
+    ("log", b'"manifest": "', b'"manifest": "../', "names no manifest")])
+def test_damage_that_was_found_once(store, name, before, after, message):
+    root = Path(store.url)
+    good = (root / "zarr.json" if name == "schema" else max((root / "log").iterdir())).read_bytes()
+    assert before in good
+    with pytest.raises(UserError, match=message):
+        targets(store)[name][1](good.replace(before, after))
+
+
+def test_a_snapshot_of_fields_that_the_schema_lacks_is_a_problem(store):
+    path = Path(store.url, "zarr.json")
+    path.write_bytes(path.read_bytes().replace(b'"name": "score"', b'"name": "core"'))
+    found = [problem.text for problem in verify(state_store.open(store.url)).problems]
+    assert "names field 'score', shard 0, which the store's schema does not have" in found
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_much_damaged_metadata(store, name):

@@ -68,6 +68,11 @@ def test_anchors_and_merge_keys_still_work(write):
     assert [phase.name for phase in load_config(path, []).phases] == ["a", "b"]
 
 
+def test_text_that_is_no_unicode_is_named():
+    with pytest.raises(UserError, match="x: text that is no valid Unicode"):
+        parse_config(BODY | {"method": {"name": {chr(0xD800): None}}}, "x")
+
+
 def test_mistakes_in_values_name_the_key_and_what_is_legal(write):
     path = write("x.yaml", BODY)
     cases = {

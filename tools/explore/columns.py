@@ -21,6 +21,7 @@ import numpy as np
 
 from data_pipelines import storage
 from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
+from data_pipelines.npy_header import alone
 from data_pipelines.source import ShardSource
 from tools.progress import Progress
 
@@ -48,8 +49,8 @@ class Columns:
         path = os.path.join(folder, "columns.json")
         if not os.path.exists(path):
             return None
-        arrays = {name: np.load(os.path.join(folder, name + ".npy"), mmap_mode="r")
-                  for name in (*VIEWS, *(view + "_order" for view in VIEWS), "starts", "annotated")}
+        names = (*VIEWS, *(view + "_order" for view in VIEWS), "starts", "annotated")
+        arrays = alone(lambda: {name: np.load(os.path.join(folder, name + ".npy"), mmap_mode="r") for name in names})
         return cls(folder, {view: arrays[view] for view in VIEWS}, {view: arrays[view + "_order"] for view in VIEWS},
                    arrays["starts"], arrays["annotated"], json.loads(storage.read_bytes(path)))
 

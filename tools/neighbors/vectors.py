@@ -13,6 +13,7 @@ import numpy as np
 
 from data_pipelines.decode import DecodeError, decode_vector
 from data_pipelines.errors import UserError
+from data_pipelines.npy_header import alone
 from data_pipelines.source import OpenShard, ShardSource
 
 _MOST_BAD = 0.001  # of a dataset's rows, as in training
@@ -68,7 +69,7 @@ def _at_once(opened: OpenShard, width: int) -> tuple[np.ndarray, np.ndarray]:
     version = np.lib.format.read_magic(stream)
     if version != (1, 0):
         raise ValueError("another version of .npy")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    shape, _, dtype = alone(lambda: np.lib.format.read_array_header_1_0(stream))
     start = stream.tell()
     if shape != (width,) or dtype.kind != "f" or any(len(d) != len(data[0]) or d[:start] != data[0][:start]
                                                      for d in data):

@@ -17,6 +17,7 @@ import numpy as np
 
 from data_pipelines import storage
 from data_pipelines.errors import UserError
+from data_pipelines.npy_header import alone
 
 
 def fingerprint_of(**facts) -> str:
@@ -51,9 +52,14 @@ class Parts:
 
     def read(self, shard: int) -> dict[str, np.ndarray]:
         url = self.url(shard)
-        try:
-            with np.load(io.BytesIO(storage.read_bytes(url)), allow_pickle=False) as archive:
+
+        def unpacked() -> dict[str, np.ndarray]:
+            with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
+
+        try:
+            data = storage.read_bytes(url)
+            return alone(unpacked)
         except FileNotFoundError:
             raise UserError(f"{url}: a worker wrote this file, but it is not here. Give --parts a folder that all "
                             "nodes share, or an s3:// URL.") from None

@@ -20,6 +20,7 @@ from pydantic import Field
 
 from data_pipelines import storage
 from data_pipelines.errors import UserError
+from data_pipelines.npy_header import alone
 from data_pipelines.stream import Batch
 from state_store import Field as StateField
 from trainer.methods.base import LossTerms, Outputs, Settings, Step, Task, positive, unknown
@@ -108,7 +109,8 @@ class Scpnet(Splc):
 def read_relation(url: str, classes: int) -> torch.Tensor:
     """float32 [L, L]."""
     try:
-        matrix = np.load(io.BytesIO(storage.read_bytes(url)), allow_pickle=False)
+        data = storage.read_bytes(url)
+        matrix = alone(lambda: np.load(io.BytesIO(data), allow_pickle=False))
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UserError(f"method.relation = {url!r}: cannot be read ({reason}).") from None
