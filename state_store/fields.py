@@ -73,7 +73,8 @@ class Field:
         if self.compression is None:
             object.__setattr__(self, "compression", "none" if self.dtype.startswith("float") else "lz4")
         if self.range is not None:
-            object.__setattr__(self, "range", (float(self.range[0]), float(self.range[1])))
+            low, high = self.range
+            object.__setattr__(self, "range", (float(low), float(high)))
         problem = self._problem()
         if problem:
             raise UserError(f"field {self.name!r}: {problem}")
