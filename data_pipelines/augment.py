@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from data_pipelines.color import Jitter, blur, grayscale, jitter
-from data_pipelines.hashing import mix
+from lacuna.basics.hashing import mix
+from lacuna.data_pipelines.color import Jitter, blur, grayscale, jitter
 
 _AUGMENT = 3  # keeps augmentation's use of the seed apart from the plan's
 Box = tuple[float, float, float, float]

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.decode import DecodeError, decode_image, decode_vector
-from data_pipelines.errors import UserError
-from data_pipelines.index import Members, ShardIndex, Sidecar, sidecar_names
-from data_pipelines.tar_scan import Member, scan
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.decode import DecodeError, decode_image, decode_vector
+from lacuna.data_pipelines.index import Members, ShardIndex, Sidecar, sidecar_names
+from lacuna.data_pipelines.tar_scan import Member, scan
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from data_pipelines.augment import SampleRng
+    from lacuna.data_pipelines.augment import SampleRng
 
 Jitter = tuple[float, float, float, float]
 _BLUR_SIGMA = (1.0, 2.0)

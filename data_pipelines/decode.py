@@ -17,7 +17,7 @@ import simplejpeg
 import torch
 from PIL import Image, ImageOps
 
-from data_pipelines.npy_header import alone
+from lacuna.basics.npy_header import alone
 
 MAX_PIXELS = 120_000_000
 _ORIENTATION = 0x0112  # the EXIF tag

@@ -8,7 +8,7 @@ import struct
 import numpy as np
 from PIL import Image, ImageOps
 
-from data_pipelines.errors import UserError
+from lacuna.basics.errors import UserError
 
 JPEG_QUALITY = 92
 # EXIF orientation values that turn the stored picture counter-clockwise by so many degrees.

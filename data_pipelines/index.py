@@ -21,11 +21,11 @@ from functools import cached_property
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.json_text import parse_json
-from data_pipelines.labels import NEGATIVE, UNKNOWN, SparseLabels
-from data_pipelines.npy_header import alone
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.basics.json_text import parse_json
+from lacuna.basics.npy_header import unpacked
+from lacuna.data_pipelines.labels import NEGATIVE, UNKNOWN, SparseLabels
 
 INDEX_NAME = "index.json"
 INDEX_VERSION = 1
@@ -286,16 +286,12 @@ def _npz(**arrays: np.ndarray) -> bytes:
 
 
 def _load_npz(data: bytes, where: str, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    def read() -> dict[str, np.ndarray]:
-        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            return {name: archive[name] for name in names}
-
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as listed:
-            unpacked = sum(entry.file_size for entry in listed.infolist())
-        if unpacked > _MAX_UNPACKED:
-            raise ValueError(f"{unpacked:,} bytes when unpacked, at most {_MAX_UNPACKED:,} are allowed")
-        return alone(read)
+            size = sum(entry.file_size for entry in listed.infolist())
+        if size > _MAX_UNPACKED:
+            raise ValueError(f"{size:,} bytes when unpacked, at most {_MAX_UNPACKED:,} are allowed")
+        return unpacked(data, names)
     except SystemError:  # the parser's fault, not the file's
         raise
     except Exception as error:  # zipfile and numpy raise many kinds for damaged bytes

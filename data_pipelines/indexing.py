@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.index import UNLISTED_WORDS, Members, Shard, ShardIndex, SidecarWriter
-from data_pipelines.json_text import parse_json
-from data_pipelines.labels import SparseLabels
-from data_pipelines.packing import SIDECAR_NAME
-from data_pipelines.readers.base import IMAGE_EXTENSIONS, ClassNames, read_class_list, refuse_conflict
-from data_pipelines.tar_scan import Member, scan
-from data_pipelines.whole_number import whole_number
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.basics.json_text import parse_json
+from lacuna.basics.whole_number import whole_number
+from lacuna.data_pipelines.index import UNLISTED_WORDS, Members, Shard, ShardIndex, SidecarWriter
+from lacuna.data_pipelines.labels import SparseLabels
+from lacuna.data_pipelines.packing import SIDECAR_NAME
+from lacuna.data_pipelines.readers.base import IMAGE_EXTENSIONS, ClassNames, read_class_list, refuse_conflict
+from lacuna.data_pipelines.tar_scan import Member, scan
 
 LABEL_EXTENSIONS = ("cls", "json", "txt")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipelines.errors import UserError
+from lacuna.basics.errors import UserError
 
 POSITIVE = 1
 NEGATIVE = 0

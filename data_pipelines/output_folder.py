@@ -14,9 +14,9 @@ import shutil
 import uuid
 from typing import BinaryIO
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.index import INDEX_NAME
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import INDEX_NAME
 
 _LOCK_NAME = ".lock"
 _OUR_TAR = re.compile(r"shard-\d{5,}\.tar")

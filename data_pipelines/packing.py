@@ -23,13 +23,13 @@ from typing import BinaryIO
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.encoding import shrink_to_jpeg
-from data_pipelines.errors import UserError
-from data_pipelines.index import Members, Shard, ShardIndex, SidecarWriter
-from data_pipelines.output_folder import OutputFolder
-from data_pipelines.readers.base import Dataset, Sample
-from data_pipelines.tar_writer import TarWriter
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.encoding import shrink_to_jpeg
+from lacuna.data_pipelines.index import Members, Shard, ShardIndex, SidecarWriter
+from lacuna.data_pipelines.output_folder import OutputFolder
+from lacuna.data_pipelines.readers.base import Dataset, Sample
+from lacuna.data_pipelines.tar_writer import TarWriter
 
 SIDECAR_NAME = "labels"  # what a make's own labels are called; simulated annotations get other names
 SHARDS_PER_STREAM = 16

@@ -19,8 +19,8 @@ from functools import cached_property
 
 import numpy as np
 
-from data_pipelines.errors import UserError
-from data_pipelines.hashing import mix, mix_array, uniform_array
+from lacuna.basics.errors import UserError
+from lacuna.basics.hashing import mix, mix_array, uniform_array
 
 _DEAL, _MOMENT = 1, 2  # keeps the two uses of the seed apart
 

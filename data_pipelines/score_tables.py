@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.index import ShardIndex
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import ShardIndex
 
 _ROWS = 4096  # of a Parquet file at a time
 

@@ -16,12 +16,12 @@ from typing import IO
 
 import numpy as np
 
-from data_pipelines import retries, storage
-from data_pipelines.decode import decode_vector
-from data_pipelines.errors import UserError
-from data_pipelines.index import ShardIndex, Sidecar
-from data_pipelines.labels import NEGATIVE, POSITIVE
-from data_pipelines.subsets import Subset
+from lacuna.basics import retries, storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.decode import decode_vector
+from lacuna.data_pipelines.index import ShardIndex, Sidecar
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE
+from lacuna.data_pipelines.subsets import Subset
 
 _COPY_BYTES = 8 << 20
 _TAR_BLOCK = 512

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from data_pipelines import storage
-from data_pipelines.augment import FULL_BOX, Augment, Box, sample_rng
-from data_pipelines.decode import DecodeError, decode_image, decode_vector
-from data_pipelines.labels import NEGATIVE, POSITIVE
-from data_pipelines.plan import EpochPlan
-from data_pipelines.source import OpenShard, ShardSource
+from lacuna.basics import storage
+from lacuna.data_pipelines.augment import FULL_BOX, Augment, Box, sample_rng
+from lacuna.data_pipelines.decode import DecodeError, decode_image, decode_vector
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE
+from lacuna.data_pipelines.plan import EpochPlan
+from lacuna.data_pipelines.source import OpenShard, ShardSource
 
 _PART = 8  # samples that a worker takes at a time: enough to hide the hand-over, few enough to share a batch evenly
 

@@ -13,10 +13,10 @@ from functools import cached_property
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.index import INDEX_NAME, ShardIndex
-from data_pipelines.json_text import parse_json
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.basics.json_text import parse_json
+from lacuna.data_pipelines.index import INDEX_NAME, ShardIndex
 
 SUBSET_VERSION = 1
 

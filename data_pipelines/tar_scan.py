@@ -7,8 +7,8 @@ import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
 
 # WebDataset cuts a name at the first dot of its last part; what follows is the extension.
 _KEY_AND_EXTENSION = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]*)", re.DOTALL)

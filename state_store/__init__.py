@@ -1,9 +1,9 @@
 """Out-of-core per-sample state: fields stored by (shard, row), leased with the data, committed as snapshots."""
 
-from state_store.fields import Constant, Draw, Field, Given
-from state_store.manifest import Delta
-from state_store.memory import MemoryStore
-from state_store.session import Session
-from state_store.store import StateStore, create, open
+from lacuna.state_store.fields import Constant, Draw, Field, Given
+from lacuna.state_store.manifest import Delta
+from lacuna.state_store.memory import MemoryStore
+from lacuna.state_store.session import Session
+from lacuna.state_store.store import StateStore, create, open
 
 __all__ = ["Constant", "Delta", "Draw", "Field", "Given", "MemoryStore", "Session", "StateStore", "create", "open"]

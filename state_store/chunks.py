@@ -13,10 +13,10 @@ import google_crc32c
 import numpy as np
 from numcodecs import Blosc
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from state_store import faults
-from state_store.fields import Field
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.state_store import faults
+from lacuna.state_store.fields import Field
 
 _CRC_BYTES = 4
 

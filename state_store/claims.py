@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import uuid
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
 
 
 class Claim:

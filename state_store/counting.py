@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from state_store import histograms
-from state_store.manifest import Delta, Manifest, read_histogram
-from state_store.passes import map_shards
-from state_store.store import Initials, SnapshotReader, StateStore
+from lacuna.state_store import histograms
+from lacuna.state_store.manifest import Delta, Manifest, read_histogram
+from lacuna.state_store.store import Initials, SnapshotReader, StateStore
+from lacuna.state_store.sweep import map_shards
 
 
 class Counting:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipelines.errors import UserError
-from state_store.hashing import tag_key, tie_keys
-from state_store.histograms import BINS, Excluded
-from state_store.passes import Alone, Exchange, Reader, map_shards
+from lacuna.basics.errors import UserError
+from lacuna.state_store.histograms import BINS, Excluded
+from lacuna.state_store.row_hash import tag_key, tie_keys
+from lacuna.state_store.sweep import Alone, Exchange, Reader, map_shards
 
 _ALL = np.uint64(2**64 - 1)
 _NONE = 1 << 32  # above every code

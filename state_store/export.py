@@ -10,14 +10,14 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.npy_header import alone
-from state_store import chunks
-from state_store.fields import Constant, Field
-from state_store.moving import Batch, BulkWriter, Keys, KeyTable, move_rows
-from state_store.passes import map_shards
-from state_store.store import Initials, SnapshotReader, StateStore
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.basics.npy_header import unpacked
+from lacuna.state_store import chunks
+from lacuna.state_store.fields import Constant, Field
+from lacuna.state_store.moving import Batch, BulkWriter, Keys, KeyTable, move_rows
+from lacuna.state_store.store import Initials, SnapshotReader, StateStore
+from lacuna.state_store.sweep import map_shards
 
 FORMATS = ("parquet", "npz")
 
@@ -173,11 +173,8 @@ def _npz(keys: list[str], values: dict[str, np.ndarray]) -> bytes:
 
 
 def _read_npz(data: bytes, url: str) -> tuple[list[str], dict[str, np.ndarray]]:
-    def unpacked() -> tuple[list[str], dict[str, np.ndarray]]:
-        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            return archive["key"].tolist(), {name: archive[name] for name in archive.files if name != "key"}
-
     try:
-        return alone(unpacked)
+        values = unpacked(data)
+        return values.pop("key").tolist(), values
     except Exception as error:  # zipfile and numpy raise many kinds for damaged bytes
         raise UserError(f"{url}: not an exported npz file ({type(error).__name__}: {error}).") from None

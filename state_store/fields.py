@@ -16,9 +16,9 @@ from functools import cached_property
 
 import numpy as np
 
-from data_pipelines.errors import UserError
-from state_store import rounding
-from state_store.hashing import row_keys, tag_key, uniform
+from lacuna.basics.errors import UserError
+from lacuna.state_store import rounding
+from lacuna.state_store.row_hash import row_keys, tag_key, uniform
 
 DTYPES = ("float32", "float16", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "bits")
 COMPRESSIONS = ("lz4", "zstd", "none")

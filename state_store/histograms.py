@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from state_store.fields import Constant, Field
+from lacuna.state_store.fields import Constant, Field
 
 BINS = 256
 _FEW = 0.5  # fraction of changed entries below which counting them one by one is faster (measured)

@@ -15,9 +15,9 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.json_text import parse_json
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.basics.json_text import parse_json
 
 _NAME = re.compile(r"(\d{8})\.json$")
 _TRIES = 50

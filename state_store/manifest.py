@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import google_crc32c
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.json_text import parse_json
-from state_store.chunks import Ref
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.basics.json_text import parse_json
+from lacuna.state_store.chunks import Ref
 
 _NAME = re.compile(r"\w[\w-]*", re.ASCII)
 Refs = dict[str, dict[int, Ref]]  # field → shard → version

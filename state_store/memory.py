@@ -11,16 +11,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data_pipelines.errors import UserError
-from state_store import histograms
-from state_store.engine import Metrics
-from state_store.fields import Field
-from state_store.log import Entry, StaleAttempt
-from state_store.manifest import Delta, Refs, check_deltas, merged, walk
-from state_store.rows import Rows
-from state_store.schema import Schema
-from state_store.slots import Slots
-from state_store.store import Initials
+from lacuna.basics.errors import UserError
+from lacuna.state_store import histograms
+from lacuna.state_store.fields import Field
+from lacuna.state_store.io_threads import Metrics
+from lacuna.state_store.log import Entry, StaleAttempt
+from lacuna.state_store.manifest import Delta, Refs, check_deltas, merged, walk
+from lacuna.state_store.rows import Rows
+from lacuna.state_store.schema import Schema
+from lacuna.state_store.slots import Slots
+from lacuna.state_store.store import Initials
 
 
 class MemoryStore:

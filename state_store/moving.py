@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from state_store import chunks
-from state_store.fields import Draw, Given
-from state_store.manifest import Refs
-from state_store.store import Initials, SnapshotReader, StateStore
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.state_store import chunks
+from lacuna.state_store.fields import Draw, Given
+from lacuna.state_store.manifest import Refs
+from lacuna.state_store.store import Initials, SnapshotReader, StateStore
 
 Keys = Callable[[int], Sequence[str]]  # shard → sample keys in row order
 Batch = tuple[Sequence[str], dict[str, np.ndarray]]  # keys and stored rows of some fields

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data_pipelines.errors import UserError
-from state_store.fields import Field
-from state_store.moving import BulkWriter, Keys, KeyTable, move_rows, stored_batches
-from state_store.store import Initials, SnapshotReader, StateStore, create
+from lacuna.basics.errors import UserError
+from lacuna.state_store.fields import Field
+from lacuna.state_store.moving import BulkWriter, Keys, KeyTable, move_rows, stored_batches
+from lacuna.state_store.store import Initials, SnapshotReader, StateStore, create
 
 
 def reshard(source: StateStore, snapshot: str, source_keys: Keys, url: str, rows: Sequence[int] | np.ndarray,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from state_store.hashing import random_bits
+from lacuna.state_store.row_hash import random_bits
 
 _BLOCK = 1 << 16  # entries: three such blocks fit a core's L2 cache; smaller ones measured slower (call overhead)
 _HALF_MAX = np.float32(65504)

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import numpy as np
 
-from state_store.schema import Schema
-from state_store.slots import Slots
+from lacuna.state_store.schema import Schema
+from lacuna.state_store.slots import Slots
 
 
 class Holder(Protocol):

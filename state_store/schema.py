@@ -20,11 +20,11 @@ from functools import cached_property
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.json_text import parse_json
-from state_store import faults
-from state_store.fields import Constant, Field
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.basics.json_text import parse_json
+from lacuna.state_store import faults
+from lacuna.state_store.fields import Constant, Field
 
 VERSION = 1
 ATTRIBUTE = "lacuna_state"

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from state_store import chunks, faults, histograms
-from state_store.claims import Claim
-from state_store.counting import Counting
-from state_store.engine import Engine, Metrics
-from state_store.log import Entry
-from state_store.manifest import Delta, Manifest, Ref, Refs, check_deltas, merged, object_url, walk
-from state_store.rows import Rows
-from state_store.slots import Slots
-from state_store.store import Initials, StateStore
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.state_store import chunks, faults, histograms
+from lacuna.state_store.claims import Claim
+from lacuna.state_store.counting import Counting
+from lacuna.state_store.io_threads import Engine, Metrics
+from lacuna.state_store.log import Entry
+from lacuna.state_store.manifest import Delta, Manifest, Ref, Refs, check_deltas, merged, object_url, walk
+from lacuna.state_store.rows import Rows
+from lacuna.state_store.slots import Slots
+from lacuna.state_store.store import Initials, StateStore
 
 _REMOTE_THREADS = 8  # a request to object storage mostly waits
 

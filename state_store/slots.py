@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_pipelines.errors import UserError
-from state_store.schema import Schema
+from lacuna.basics.errors import UserError
+from lacuna.state_store.schema import Schema
 
 
 class Slots:

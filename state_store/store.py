@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from state_store import faults
-from state_store.chunks import Ref, read_into
-from state_store.fields import Field
-from state_store.log import Entry, Log
-from state_store.manifest import (
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.state_store import faults
+from lacuna.state_store.chunks import Ref, read_into
+from lacuna.state_store.fields import Field
+from lacuna.state_store.log import Entry, Log
+from lacuna.state_store.manifest import (
     Manifest,
     Refs,
     manifest_url,
@@ -28,10 +28,10 @@ from state_store.manifest import (
     write_histogram,
     write_manifest,
 )
-from state_store.schema import Schema, read_schema, write_schema
+from lacuna.state_store.schema import Schema, read_schema, write_schema
 
 if TYPE_CHECKING:
-    from state_store.session import Session
+    from lacuna.state_store.session import Session
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
 # Objects that this program wrote: foreign files are left alone (`verify` names them).
@@ -172,7 +172,7 @@ class StateStore:
 
     def session(self, attempt: int, rank: int = 0, world: int = 1, **options) -> Session:
         """A rank's session (session.py has the options: budget, snapshot, initials, excluded, threads)."""
-        from state_store.session import Session  # it builds on this module
+        from lacuna.state_store.session import Session  # it builds on this module
 
         return Session(self, attempt, rank, world, **options)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from data_pipelines.errors import UserError
-from state_store.fields import Constant, Field
+from lacuna.basics.errors import UserError
+from lacuna.state_store.fields import Constant, Field
 
 UNTRACKED = -1
 

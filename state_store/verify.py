@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from state_store.chunks import DamagedChunk, Ref, chunk_url, read_into
-from state_store.fields import Field
-from state_store.manifest import read_histogram, walk
-from state_store.passes import map_shards
-from state_store.store import StateStore
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.state_store.chunks import DamagedChunk, Ref, chunk_url, read_into
+from lacuna.state_store.fields import Field
+from lacuna.state_store.manifest import read_histogram, walk
+from lacuna.state_store.store import StateStore
+from lacuna.state_store.sweep import map_shards
 
 _ENTRY = re.compile(r"\d{8}\.json")
 _CLAIM = re.compile(r"\d+-\d+\.json")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import s3_server
 
-from data_pipelines.annotate import SCHEMES, annotate
-from data_pipelines.annotate_rows import LabelledRows
-from data_pipelines.index import ShardIndex, Sidecar
-from data_pipelines.packing import Layout, pack
-from data_pipelines.readers import digits
+from lacuna.data_pipelines.annotation.annotate import SCHEMES, annotate
+from lacuna.data_pipelines.annotation.labelled_rows import LabelledRows
+from lacuna.data_pipelines.index import ShardIndex, Sidecar
+from lacuna.data_pipelines.packing import Layout, pack
+from lacuna.data_pipelines.readers import digits
+from tests.helpers import s3_server
 
 
 @pytest.fixture(scope="session")

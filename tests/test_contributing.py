@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from launching import environment, metrics
 
-import state_store
+from lacuna import state_store
+from tests.helpers.launching import environment, metrics
 
 ROOT = Path(__file__).resolve().parents[1]
-_REGISTER = "import sys, patient\nfrom trainer.methods import METHODS\nMETHODS['patient'] = patient.Patient\n"
-_TRAIN = _REGISTER + "from trainer.run import main\nsys.exit(main(sys.argv[1:]))"
-_DESCRIBE = _REGISTER + "from tools.cli import main\nsys.exit(main(['methods', 'patient']))"
+_REGISTER = "import sys, patient\nfrom lacuna.trainer.methods import METHODS\nMETHODS['patient'] = patient.Patient\n"
+_TRAIN = _REGISTER + "from lacuna.trainer.run import main\nsys.exit(main(sys.argv[1:]))"
+_DESCRIBE = _REGISTER + "from lacuna.tools.cli import main\nsys.exit(main(['methods', 'patient']))"
 
 
 def example() -> str:
@@ -41,7 +41,7 @@ def test_the_example_trains(digit_shards, tmp_path):
               "method": {"name": "patient", "momentum": 0.5}, "train": {"log_every": 1},
               "phases": [{"name": "only", "epochs": 2, "batch": 64, "lr": 3e-3}]}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    paths = environment(PYTHONPATH=f"{tmp_path}:{ROOT}")
+    paths = environment(PYTHONPATH=f"{tmp_path}:{ROOT / 'src'}")
 
     def python(code: str, *arguments: str) -> str:
         done = subprocess.run([sys.executable, "-c", code, *arguments], env=paths, capture_output=True, text=True,

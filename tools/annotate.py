@@ -18,13 +18,13 @@ import dataclasses
 import json
 from typing import Any
 
-from data_pipelines.annotate import SCHEMES, annotate, keep_rows, refuse_existing, split_rows
-from data_pipelines.annotate_rows import LabelledRows
-from data_pipelines.annotate_schemes import ImageFraction
-from data_pipelines.errors import UserError
-from data_pipelines.index import ShardIndex, Sidecar, sidecar_names
-from data_pipelines.subsets import Subset, subset_names
-from tools.progress import Progress
+from lacuna.basics.errors import UserError
+from lacuna.basics.progress import Progress
+from lacuna.data_pipelines.annotation.annotate import SCHEMES, annotate, keep_rows, refuse_existing, split_rows
+from lacuna.data_pipelines.annotation.labelled_rows import LabelledRows
+from lacuna.data_pipelines.annotation.schemes import ImageFraction
+from lacuna.data_pipelines.index import ShardIndex, Sidecar, sidecar_names
+from lacuna.data_pipelines.subsets import Subset, subset_names
 
 _SPLIT = "val_split"
 # Options of schemes: which scheme takes which follows from the fields of its class.

@@ -9,34 +9,34 @@ import os
 import sys
 from types import ModuleType
 
-from data_pipelines.errors import UserError
+from lacuna.basics.errors import UserError
 
 # What a person can mend: a path that is wrong or may not be written, a full disk.
 _MENDABLE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC,
              errno.EDQUOT, errno.ENAMETOOLONG)
-# command → (module, one line). A module has `configure(parser)` and `run(args) -> int | None`.
+# command → (module in this folder, one line). A module has `configure(parser)` and `run(args) -> int | None`.
 COMMANDS = {
-    "doctor": ("tools.doctor", "examine this machine: what is ready for training, what is not, and what to do"),
-    "demo": ("tools.demo", "train on handwritten digits with one label per image, on 2 ranks, and show the result"),
-    "shards": ("tools.shards", "make, index and check WebDataset shards"),
-    "annotate": ("tools.annotate", "simulate partial annotation as a new label sidecar over the same shards"),
-    "eval": ("tools.eval", "evaluate a checkpoint on shards with Ray, or a file of any model's predictions"),
-    "prior": ("tools.prior", "class priors of a dataset under a trained model, for CSL's selective loss"),
-    "csl": ("tools.csl", "CSL's two stages in one command: train Ignore, estimate the class prior, train Selective"),
-    "neighbors": ("tools.neighbors", "nearest neighbours and class distances, for Soft Exposure"),
-    "inspect": ("tools.inspect_state", "look into the per-sample state: schema, sizes, histograms, one sample's row"),
-    "state": ("tools.state", "list, verify, export, reshard and migrate the per-sample state of a run"),
-    "report": ("tools.report", "one HTML file about runs: curves, classes, beliefs about labels, heatmaps"),
-    "explore": ("tools.explore", "a local web app: browse images by belief, accept or reject suggested labels"),
-    "heatmaps": ("tools.heatmaps", "draw the running heatmaps of training images"),
-    "export": ("tools.export", "make a model folder from a checkpoint: safetensors, labels.json, ONNX"),
-    "predict": ("tools.predict", "what an exported model says about images, with a picture of heatmaps"),
-    "suggest": ("tools.suggest", "the missing labels that a model is most sure of, at a chosen precision"),
-    "import-scores": ("tools.import_scores", "read tables of scores made elsewhere (CLIP, another run) into a store"),
-    "methods": ("tools.methods", "list the methods: paper, per-sample state, needs, settings and defaults"),
-    "plan": ("tools.plan", "say what a run will need (disk, memory, I/O, time) and what will not fit"),
-    "drill": ("tools.drill", "rehearse kills, freezes, full disks and damage on this machine before a long run"),
-    "bench": ("tools.bench", "measure speed and quality; the last line is one JSON object"),
+    "doctor": ("doctor", "examine this machine: what is ready for training, what is not, and what to do"),
+    "demo": ("demo", "train on handwritten digits with one label per image, on 2 ranks, and show the result"),
+    "shards": ("shards", "make, index and check WebDataset shards"),
+    "annotate": ("annotate", "simulate partial annotation as a new label sidecar over the same shards"),
+    "eval": ("eval", "evaluate a checkpoint on shards with Ray, or a file of any model's predictions"),
+    "prior": ("prior", "class priors of a dataset under a trained model, for CSL's selective loss"),
+    "csl": ("csl", "CSL's two stages in one command: train Ignore, estimate the class prior, train Selective"),
+    "neighbors": ("neighbors", "nearest neighbours and class distances, for Soft Exposure"),
+    "inspect": ("inspect_state", "look into the per-sample state: schema, sizes, histograms, one sample's row"),
+    "state": ("state", "list, verify, export, reshard and migrate the per-sample state of a run"),
+    "report": ("report", "one HTML file about runs: curves, classes, beliefs about labels, heatmaps"),
+    "explore": ("explore", "a local web app: browse images by belief, accept or reject suggested labels"),
+    "heatmaps": ("heatmaps", "draw the running heatmaps of training images"),
+    "export": ("export", "make a model folder from a checkpoint: safetensors, labels.json, ONNX"),
+    "predict": ("predict", "what an exported model says about images, with a picture of heatmaps"),
+    "suggest": ("suggest", "the missing labels that a model is most sure of, at a chosen precision"),
+    "import-scores": ("import_scores", "read tables of scores made elsewhere (CLIP, another run) into a store"),
+    "methods": ("methods", "list the methods: paper, per-sample state, needs, settings and defaults"),
+    "plan": ("plan", "say what a run will need (disk, memory, I/O, time) and what will not fit"),
+    "drill": ("drill", "rehearse kills, freezes, full disks and damage on this machine before a long run"),
+    "bench": ("bench", "measure speed and quality; the last line is one JSON object"),
 }
 
 
@@ -79,7 +79,7 @@ def parse(argv: list[str]) -> tuple[ModuleType, argparse.Namespace]:
 
 
 def open_command(name: str) -> tuple[ModuleType, argparse.ArgumentParser]:
-    module = importlib.import_module(COMMANDS[name][0])
+    module = importlib.import_module(f"lacuna.tools.{COMMANDS[name][0]}")
     parser = argparse.ArgumentParser(
         prog=f"lacuna {name}", description=COMMANDS[name][1] + ".",
         epilog=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -16,17 +16,17 @@ import json
 import subprocess
 import sys
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from tools.launches import command, environment
-from tools.passes.datasets import training_set
-from tools.passes.parts import absolute
-from tools.passes.pool import PoolSettings, add_pool_arguments, pool_settings
-from tools.passes.trained import open_trained
-from tools.prior import estimate, provenance, write
-from tools.run_files import run_config
-from trainer.config import Config
-from trainer.config_file import load_config
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.tools.launches import command, environment
+from lacuna.tools.passes.datasets import training_set
+from lacuna.tools.passes.parts import absolute
+from lacuna.tools.passes.pool import PoolSettings, add_pool_arguments, pool_settings
+from lacuna.tools.passes.trained import open_trained
+from lacuna.tools.prior import estimate, provenance, write
+from lacuna.tools.run_files import run_config
+from lacuna.trainer.config.files import load_config
+from lacuna.trainer.config.sections import Config
 
 # Of the training that the prior comes from: on COCO with FPC the authors' γ put 20 priors above η = 0.5 instead of one.
 _PLAIN = {"mode": "ignore", "prior": "null", "soft_prior": 0, "gamma_positive": 0, "gamma_negative": 0,

@@ -12,16 +12,17 @@ import json
 import os
 import subprocess
 
-from data_pipelines.annotate import SCHEMES, annotate
-from data_pipelines.annotate_rows import LabelledRows
-from data_pipelines.errors import UserError
-from data_pipelines.index import ShardIndex, Sidecar, sidecar_names
-from data_pipelines.packing import Layout, pack
-from data_pipelines.readers import digits
-from tools.heatmaps import draw_heatmaps
-from tools.launches import ROOT, command, environment
-from tools.progress import Progress
-from trainer.config_file import load_config
+from lacuna.basics.errors import UserError
+from lacuna.basics.places import CONFIGS
+from lacuna.basics.progress import Progress
+from lacuna.data_pipelines.annotation.annotate import SCHEMES, annotate
+from lacuna.data_pipelines.annotation.labelled_rows import LabelledRows
+from lacuna.data_pipelines.index import ShardIndex, Sidecar, sidecar_names
+from lacuna.data_pipelines.packing import Layout, pack
+from lacuna.data_pipelines.readers import digits
+from lacuna.tools.heatmaps import draw_heatmaps
+from lacuna.tools.launches import command, environment
+from lacuna.trainer.config.files import load_config
 
 SPLITS = {"train": 4000, "val": 500, "test": 1000}
 
@@ -79,7 +80,7 @@ def train(out: str, name: str, ranks: int, overrides: list[str]) -> dict:
     folder = os.path.join(out, "runs", name)
     overrides = [f"name={name}", f"run_folder={os.path.join(out, 'runs')}",
                  *[f"data.{split}.url={os.path.join(out, 'data', split)}" for split in SPLITS], *overrides]
-    words = command(ranks, "--config", os.path.join(ROOT, "configs", "demo.yaml"), *overrides)
+    words = command(ranks, "--config", os.path.join(CONFIGS, "demo.yaml"), *overrides)
     done = subprocess.run(words, env=environment())
     if done.returncode:
         raise UserError(f"the run {name} failed with exit code {done.returncode}; see above and {folder}/log.txt.")

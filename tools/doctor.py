@@ -25,8 +25,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 _TRIAL_BYTES = 128 << 20

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-import state_store
-from data_pipelines import storage
-from data_pipelines.decode import decode_image
-from data_pipelines.errors import UserError
-from data_pipelines.source import ShardSource
-from state_store.store import SnapshotReader, StateStore
-from state_store.topk import UNTRACKED
-from tools.run_files import run_config, state_url
-from trainer.config import Config
+from lacuna import state_store
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.decode import decode_image
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.state_store.store import SnapshotReader, StateStore
+from lacuna.state_store.topk import UNTRACKED
+from lacuna.tools.run_files import run_config, state_url
+from lacuna.trainer.config.sections import Config
 
 _CELL = 128  # pixels of one picture
 _TEXT = 14

@@ -16,16 +16,16 @@ import tempfile
 
 import numpy as np
 
-import state_store
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.index import ShardIndex
-from data_pipelines.score_tables import ScoreTable, read_table
-from data_pipelines.subsets import Subset
-from state_store.fields import Field
-from state_store.moving import BulkWriter, KeyTable
-from state_store.store import StateStore
-from tools.progress import progress
+from lacuna import state_store
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.basics.progress import progress
+from lacuna.data_pipelines.index import ShardIndex
+from lacuna.data_pipelines.score_tables import ScoreTable, read_table
+from lacuna.data_pipelines.subsets import Subset
+from lacuna.state_store.fields import Field
+from lacuna.state_store.moving import BulkWriter, KeyTable
+from lacuna.state_store.store import StateStore
 
 SNAPSHOT = "imported"
 

@@ -19,20 +19,20 @@ from typing import Any
 
 import numpy as np
 
-import state_store
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.index import ShardIndex, Sidecar
-from data_pipelines.whole_number import whole_number
-from state_store.manifest import read_histogram
-from state_store.moving import KeyTable
-from state_store.store import StateStore
-from state_store.topk import UNTRACKED
-from state_store.verify import FieldStats, stats
-from tools.passes.parts import absolute
-from tools.run_files import run_config, state_url
-from tools.state import chosen_snapshot, require_same_index
-from trainer.run_folder import CONFIG
+from lacuna import state_store
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.basics.whole_number import whole_number
+from lacuna.data_pipelines.index import ShardIndex, Sidecar
+from lacuna.state_store.manifest import read_histogram
+from lacuna.state_store.moving import KeyTable
+from lacuna.state_store.store import StateStore
+from lacuna.state_store.topk import UNTRACKED
+from lacuna.state_store.verify import FieldStats, stats
+from lacuna.tools.passes.parts import absolute
+from lacuna.tools.run_files import run_config, state_url
+from lacuna.tools.state import chosen_snapshot, require_same_index
+from lacuna.trainer.run_folder import CONFIG
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _SHADES = " .:-=+*#%@"

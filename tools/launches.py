@@ -14,10 +14,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from data_pipelines.errors import UserError
+from lacuna.basics.errors import UserError
+from lacuna.basics.places import RUN_SCRIPT
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SCRIPT = os.path.join(ROOT, "trainer", "run.py")
 _PORTS = range(20_000, 32_000)  # Linux connects from 32768 upwards
 _GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -31,7 +30,7 @@ def environment(**extra: str) -> dict[str, str]:
     return {**own, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **extra}
 
 
-def command(ranks: int, *arguments: str, port: int = 0, script: str = SCRIPT,
+def command(ranks: int, *arguments: str, port: int = 0, script: str = RUN_SCRIPT,
             hostfile: str | None = None) -> list[str]:
     """Of a launch on this machine, where one rank needs no launcher, or on all slots of a hostfile."""
     if ranks == 1 and not hostfile:

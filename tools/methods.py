@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from data_pipelines.errors import UserError
-from trainer.methods import METHODS
-from trainer.methods.base import Method, Task
-from trainer.validation import validated
+from lacuna.basics.errors import UserError
+from lacuna.trainer.config.validation import validated
+from lacuna.trainer.methods import METHODS
+from lacuna.trainer.methods.base import Method, Task
 
 _CLASSES = (80, 1000, 9600)
 _GRID = 14

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from data_pipelines import storage
-from data_pipelines.decode import DecodeError, decode_image
-from data_pipelines.errors import AccessDenied, Unreachable, UserError
-from data_pipelines.readers.base import IMAGE_EXTENSIONS, is_image, walk_images
-from tools.exported import Exported
-from tools.heatmaps import draw_strip, save_sheet
-from tools.progress import Progress
+from lacuna.basics import storage
+from lacuna.basics.errors import AccessDenied, Unreachable, UserError
+from lacuna.basics.progress import Progress
+from lacuna.data_pipelines.decode import DecodeError, decode_image
+from lacuna.data_pipelines.readers.base import IMAGE_EXTENSIONS, is_image, walk_images
+from lacuna.tools.export.folder import Exported
+from lacuna.tools.heatmaps import draw_strip, save_sheet
 
 _SHEET, _CLASSES = 40, 4  # images in a picture of heatmaps, and classes of each
 

@@ -17,19 +17,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.index import Sidecar
-from data_pipelines.labels import NEGATIVE
-from data_pipelines.source import ShardSource
-from tools.passes.datasets import training_set
-from tools.passes.parts import fingerprint_of
-from tools.passes.pool import PoolSettings, add_pool_arguments, open_pool, pool_settings
-from tools.passes.scoring import Arrays, bad_of, on_this_device, pass_facts, score, shard_rows
-from tools.passes.trained import Trained, open_trained
-from tools.run_files import output_folder
-from trainer.evaluate import judge_bad
-from trainer.priors import write_prior
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import Sidecar
+from lacuna.data_pipelines.labels import NEGATIVE
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.passes.datasets import training_set
+from lacuna.tools.passes.parts import fingerprint_of
+from lacuna.tools.passes.pool import PoolSettings, add_pool_arguments, open_pool, pool_settings
+from lacuna.tools.passes.scoring import Arrays, bad_of, on_this_device, pass_facts, score, shard_rows
+from lacuna.tools.passes.trained import Trained, open_trained
+from lacuna.tools.run_files import output_folder
+from lacuna.trainer.evaluate import judge_bad
+from lacuna.trainer.priors import write_prior
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

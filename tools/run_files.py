@@ -12,11 +12,11 @@ import tempfile
 
 import yaml
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from tools.passes.parts import absolute
-from trainer.config import Config, parse_config
-from trainer.run_folder import CONFIG
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.tools.passes.parts import absolute
+from lacuna.trainer.config.sections import Config, parse_config
+from lacuna.trainer.run_folder import CONFIG
 
 
 def run_name(run: str) -> str:

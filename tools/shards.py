@@ -18,11 +18,11 @@ import json
 import sys
 from dataclasses import asdict
 
-from data_pipelines import indexing
-from data_pipelines.index import UNLISTED_WORDS, ShardIndex, Sidecar
-from data_pipelines.packing import SIDECAR_NAME, SKIPPED_NAME, Layout, pack
-from data_pipelines.readers import READERS
-from tools.progress import Progress
+from lacuna.basics.progress import Progress
+from lacuna.data_pipelines import indexing
+from lacuna.data_pipelines.index import UNLISTED_WORDS, ShardIndex, Sidecar
+from lacuna.data_pipelines.packing import SIDECAR_NAME, SKIPPED_NAME, Layout, pack
+from lacuna.data_pipelines.readers import READERS
 
 _SHOWN = 50
 
@@ -88,7 +88,7 @@ def _index(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from data_pipelines import checking  # imports torch, which the other actions do not need
+    from lacuna.data_pipelines import checking  # imports torch, which the other actions do not need
 
     with Progress(ShardIndex.load(args.folder).samples, "checking", "samples") as meter:
         report = checking.check(args.folder, decode=not args.no_decode, workers=args.workers, advance=meter.advance)

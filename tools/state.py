@@ -17,15 +17,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-import state_store
-from data_pipelines.errors import UserError
-from data_pipelines.index import ShardIndex
-from data_pipelines.source import ShardSource
-from state_store.export import FORMATS, export_references, export_rows, export_zarr, import_rows
-from state_store.fields import Field
-from state_store.reshard import migrate, reshard
-from state_store.store import StateStore
-from state_store.verify import verify
+from lacuna import state_store
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import ShardIndex
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.state_store.export import FORMATS, export_references, export_rows, export_zarr, import_rows
+from lacuna.state_store.fields import Field
+from lacuna.state_store.reshard import migrate, reshard
+from lacuna.state_store.store import StateStore
+from lacuna.state_store.verify import verify
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -166,7 +166,7 @@ def _fingerprint(store: StateStore, new: ShardIndex, args: argparse.Namespace) -
     if not args.labels:
         raise UserError(f"--labels is needed: {store.url} belongs to a training run, whose state names the label "
                         f"sidecar. Give the one of {new.url} to train with, and --subset if there will be one.")
-    from trainer.sample_state import SampleState  # imports torch, which the other actions do not need
+    from lacuna.trainer.sample_state import SampleState  # imports torch, which the other actions do not need
 
     return SampleState.fingerprint(ShardSource.load(new.url, args.labels, args.subset))
 

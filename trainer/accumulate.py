@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from data_pipelines.errors import UserError
-from trainer.methods.base import Method, Outputs
-from trainer.models import Classifier
+from lacuna.basics.errors import UserError
+from lacuna.trainer.methods.base import Method, Outputs
+from lacuna.trainer.models.classifier import Classifier
 
 
 def check_two_forwards(method: Method, name: str, model: Classifier, micro_batch: int) -> None:

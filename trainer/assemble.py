@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import torch
 
-from data_pipelines.errors import UserError
-from data_pipelines.hashing import mix
-from data_pipelines.labels import NEGATIVE
-from data_pipelines.source import ShardSource
-from trainer.backbone_parts import check_parts
-from trainer.checkpoint import Checkpoints
-from trainer.config import Config, SplitConfig
-from trainer.loop import Run, Stop
-from trainer.methods import build_method
-from trainer.methods.base import Method, Task
-from trainer.models import Classifier, build_model, spatial_side
-from trainer.neighbors import data_fingerprints
-from trainer.phase import train_augment
-from trainer.run_folder import RunFolder
-from trainer.run_log import RunLog
-from trainer.world import Watchdog, World
+from lacuna.basics.errors import UserError
+from lacuna.basics.hashing import mix
+from lacuna.data_pipelines.labels import NEGATIVE
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.trainer.checkpoints.checkpoint import Checkpoints
+from lacuna.trainer.config.sections import Config, SplitConfig
+from lacuna.trainer.methods import build_method
+from lacuna.trainer.methods.base import Method, Task
+from lacuna.trainer.models.classifier import Classifier, build_model, spatial_side
+from lacuna.trainer.models.parts import check_parts
+from lacuna.trainer.neighbors import data_fingerprints
+from lacuna.trainer.phase import train_augment
+from lacuna.trainer.run_folder import RunFolder
+from lacuna.trainer.run_log import RunLog
+from lacuna.trainer.whole_run import Run, Stop
+from lacuna.trainer.world import Watchdog, World
 
 
 def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from data_pipelines.errors import UserError
-from trainer.config import Config, PhaseConfig
-from trainer.models import Classifier, head_and_backbone
-from trainer.world import World
+from lacuna.basics.errors import UserError
+from lacuna.basics.places import CONFIGS
+from lacuna.trainer.config.sections import Config, PhaseConfig
+from lacuna.trainer.models.classifier import Classifier, head_and_backbone
+from lacuna.trainer.world import World
 
-_CONFIG_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "configs", "deepspeed")
+_CONFIG_FOLDER = os.path.join(CONFIGS, "deepspeed")
 _OURS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
          "optimizer", "scheduler", "bf16", "torch_autocast")
 _NUMBERS_EXCHANGED = 4_000_000  # gradients in one message

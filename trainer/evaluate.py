@@ -6,16 +6,16 @@ import logging
 
 import torch
 
-from data_pipelines.augment import Augment
-from data_pipelines.errors import UserError
-from data_pipelines.plan import EpochPlan
-from data_pipelines.source import ShardSource
-from data_pipelines.stream import BadSample, EpochStream, SampleMaker
-from trainer.config import Config
-from trainer.metrics import RankingResult
-from trainer.metrics_collector import ScoreCollector
-from trainer.models import Classifier
-from trainer.world import Watchdog, World
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.augment import Augment
+from lacuna.data_pipelines.plan import EpochPlan
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.data_pipelines.stream import BadSample, EpochStream, SampleMaker
+from lacuna.trainer.config.sections import Config
+from lacuna.trainer.metrics.collector import ScoreCollector
+from lacuna.trainer.metrics.measures import RankingResult
+from lacuna.trainer.models.classifier import Classifier
+from lacuna.trainer.world import Watchdog, World
 
 EVAL_BATCH = 64
 log = logging.getLogger("lacuna")

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from data_pipelines.hashing import mix
-from data_pipelines.stream import Batch
-from trainer.accumulate import carried, check_two_forwards, gather_outputs
-from trainer.engine import BatchSplit
-from trainer.evaluate import autocast, model_inputs
-from trainer.methods.base import LossTerms, Outputs, Step
+from lacuna.basics.hashing import mix
+from lacuna.data_pipelines.stream import Batch
+from lacuna.trainer.accumulate import carried, check_two_forwards, gather_outputs
+from lacuna.trainer.engine import BatchSplit
+from lacuna.trainer.evaluate import autocast, model_inputs
+from lacuna.trainer.methods.base import LossTerms, Outputs, Step
 
 if TYPE_CHECKING:
-    from trainer.loop import Run
+    from lacuna.trainer.whole_run import Run
 
 
 class Learner:

@@ -24,13 +24,13 @@ from functools import cached_property
 
 import numpy as np
 
-import state_store
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.npy_header import alone
-from data_pipelines.source import ShardSource
-from state_store import Field, Given
-from state_store.store import SnapshotReader
+from lacuna import state_store
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.basics.npy_header import alone
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.state_store import Field, Given
+from lacuna.state_store.store import SnapshotReader
 
 VERSION = 1
 FACTS_NAME = "neighbors.json"

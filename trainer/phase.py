@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from data_pipelines.augment import Augment
-from data_pipelines.errors import UserError
-from data_pipelines.hashing import mix
-from data_pipelines.plan import EpochPlan
-from data_pipelines.stream import Batch, EpochStream, SampleMaker
-from trainer.checkpoint import Checkpoint, Position, load_engine, load_method_state, needs_conversion
-from trainer.config import DataConfig
-from trainer.durations import to_steps
-from trainer.engine import BatchSplit, build_engine, set_lr, zero_stage
-from trainer.evaluate import describe, evaluate
-from trainer.learner import Learner
-from trainer.methods.base import EpochStart, Step
-from trainer.running_means import RunningMeans
-from trainer.schedules import lr_factor
-from trainer.train_pass import scored
+from lacuna.basics.errors import UserError
+from lacuna.basics.hashing import mix
+from lacuna.data_pipelines.augment import Augment
+from lacuna.data_pipelines.plan import EpochPlan
+from lacuna.data_pipelines.stream import Batch, EpochStream, SampleMaker
+from lacuna.trainer.checkpoints.checkpoint import Checkpoint, Position, load_engine, load_method_state, needs_conversion
+from lacuna.trainer.config.durations import to_steps
+from lacuna.trainer.config.sections import DataConfig
+from lacuna.trainer.engine import BatchSplit, build_engine, set_lr, zero_stage
+from lacuna.trainer.evaluate import describe, evaluate
+from lacuna.trainer.learner import Learner
+from lacuna.trainer.methods.base import EpochStart, Step
+from lacuna.trainer.running_means import RunningMeans
+from lacuna.trainer.schedules import lr_factor
+from lacuna.trainer.scored_samples import scored
 
 if TYPE_CHECKING:
-    from trainer.loop import Run
+    from lacuna.trainer.whole_run import Run
 
 log = logging.getLogger("lacuna")
 

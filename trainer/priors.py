@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
 
 _HEADER = ["Classes", "avg_pred"]
 _ADVICE = "Expected a .csv with the header `Classes,avg_pred`, or a .json with `classes` and `prior`."

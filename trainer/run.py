@@ -6,18 +6,21 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # Launching a file puts its folder first on sys.path, where our module names would shadow others'.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    # Launching a file puts its folder first on sys.path, where our module names would shadow others'. What belongs
+    # there is the folder that holds the package: `src` of a clone, or wherever the package is installed.
+    _above = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    _clone = os.path.join(_above, "src")
+    sys.path[0] = _clone if os.path.isdir(os.path.join(_clone, "lacuna")) else os.path.dirname(_above)
 
 import argparse
 import json
 import logging
 import traceback
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from trainer.config import Config
-from trainer.config_file import load_config
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.trainer.config.files import load_config
+from lacuna.trainer.config.sections import Config
 
 EPILOG = """examples:
   deepspeed --num_gpus 8 trainer/run.py --config configs/cole/coco14_an_linear.yaml
@@ -40,13 +43,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(config: Config) -> int:
     # Imports that cost seconds wait until the config is known to be good.
-    from trainer import loop, world
-    from trainer.assemble import build_run
+    from lacuna.trainer import whole_run, world
+    from lacuna.trainer.assemble import build_run
 
     joined = world.start(config.train.timeout_seconds)
     watchdog = world.Watchdog(joined, config.train.timeout_seconds)
     prepared = build_run(config, joined, watchdog)
-    results = loop.train(prepared)
+    results = whole_run.train(prepared)
     if joined.main and results is not None:
         path = os.path.join(config.folder, "results.json")
         storage.write_atomic(path, json.dumps(results, indent=1).encode())

@@ -15,11 +15,11 @@ import tempfile
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
 
 if TYPE_CHECKING:
-    from trainer.world import World
+    from lacuna.trainer.world import World
 
 CONFIG, METRICS, BAD_SAMPLES, LOG = "config.yaml", "metrics.jsonl", "bad_samples.jsonl", "log.txt"
 _CHECKPOINTS = "checkpoints"  # uploaded by themselves (checkpoint_files.py)

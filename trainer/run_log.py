@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import yaml
 from tqdm import tqdm
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from trainer.config import Config
-from trainer.config_file import load_config
-from trainer.durations import clock
-from trainer.metrics import RankingResult, write_table
-from trainer.run_folder import BAD_SAMPLES, CONFIG, LOG, METRICS, RunFolder
+from lacuna.basics import storage
+from lacuna.basics.clock import clock
+from lacuna.basics.errors import UserError
+from lacuna.trainer.config.files import load_config
+from lacuna.trainer.config.sections import Config
+from lacuna.trainer.metrics.measures import RankingResult, write_table
+from lacuna.trainer.run_folder import BAD_SAMPLES, CONFIG, LOG, METRICS, RunFolder
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from trainer.world import World
+from lacuna.trainer.world import World
 
 _INTERVAL, _EPOCH = 0, 1
 

@@ -6,24 +6,28 @@ and reading ahead need nothing from the method.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-import state_store
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE
-from data_pipelines.plan import EpochPlan
-from data_pipelines.source import ShardSource
-from data_pipelines.stream import Batch
-from state_store.chunks import DamagedChunk, chunk_url
-from state_store.cutoffs import Cutoffs, exact_cutoffs
-from state_store.rows import Rows
-from trainer.methods.base import Masked, Method
-from trainer.metrics_exchange import Peers
-from trainer.world import World
+from lacuna import state_store
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE
+from lacuna.data_pipelines.plan import EpochPlan
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.data_pipelines.stream import Batch
+from lacuna.state_store.chunks import DamagedChunk, chunk_url
+from lacuna.state_store.cutoffs import Cutoffs, exact_cutoffs
+from lacuna.state_store.rows import Rows
+from lacuna.state_store.sweep import map_shards
+from lacuna.trainer.methods.base import Masked, Method
+from lacuna.trainer.metrics.exchange import Peers
+from lacuna.trainer.world import World
+
+T = TypeVar("T")
 
 
 class SampleState:
@@ -118,6 +122,17 @@ class SampleState:
         peers = Peers(self.world.control if self.world.size > 1 else None)
         return exact_cutoffs(self.session, field, quotas, counts + peers.sum(changes), epoch, self._outside, peers,
                              self.world.rank, self.world.size)
+
+    def map_rows(self, field: str, function: Callable[[int, np.ndarray, np.ndarray], T]) -> Iterator[T]:
+        """function(shard, row numbers [n], stored values [n, …]) of the rows that take part, over this rank's share of
+        all shards; ranks add up what they find."""
+        def of_shard(shard: int, values: dict[str, np.ndarray]) -> T:
+            rows = np.arange(len(values[field]))
+            used = slice(None) if self.source.subset is None else self.source.subset.mask(shard)
+            return function(shard, rows[used], values[field][used])
+
+        return map_shards(self.session, [field], of_shard, range(self.world.rank, self.store.schema.shards,
+                                                                 self.world.size))
 
     # ---- snapshots
 

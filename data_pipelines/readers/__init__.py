@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from data_pipelines.readers import (
+from lacuna.data_pipelines.readers import (
     cifar100,
     coco,
     cub,
@@ -20,7 +20,7 @@ from data_pipelines.readers import (
     tsv,
     voc,
 )
-from data_pipelines.readers.base import Dataset, Sample
+from lacuna.data_pipelines.readers.base import Dataset, Sample
 
 __all__ = ["READERS", "Dataset", "Reader", "Sample"]
 

@@ -16,12 +16,12 @@ from typing import Protocol
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.json_text import parse_json
-from data_pipelines.labels import SparseLabels
-from data_pipelines.npy_header import alone
-from data_pipelines.whole_number import whole_number
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.basics.json_text import parse_json
+from lacuna.basics.npy_header import alone
+from lacuna.basics.whole_number import whole_number
+from lacuna.data_pipelines.labels import SparseLabels
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from data_pipelines.errors import UserError
-from data_pipelines.index import UNLISTED_WORDS
-from data_pipelines.labels import SparseLabels
-from data_pipelines.readers.base import Dataset, Sample
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import UNLISTED_WORDS
+from lacuna.data_pipelines.labels import SparseLabels
+from lacuna.data_pipelines.readers.base import Dataset, Sample
 
 _PIXELS = 3 * 32 * 32
 

@@ -6,10 +6,10 @@ those with an annotation, because the published single-positive labels were draw
 
 from __future__ import annotations
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, SparseLabels
-from data_pipelines.readers.base import Dataset, file_sample, read_json, without_missing
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE, SparseLabels
+from lacuna.data_pipelines.readers.base import Dataset, file_sample, read_json, without_missing
 
 
 def configure_instances(group) -> None:

@@ -9,10 +9,10 @@ import os
 
 import numpy as np
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, SparseLabels
-from data_pipelines.readers.base import Dataset, file_sample, read_lines, require_folder, without_missing
-from data_pipelines.whole_number import whole_number
+from lacuna.basics.errors import UserError
+from lacuna.basics.whole_number import whole_number
+from lacuna.data_pipelines.labels import NEGATIVE, SparseLabels
+from lacuna.data_pipelines.readers.base import Dataset, file_sample, read_lines, require_folder, without_missing
 
 _TRAIN_FLAG = {"train": "1", "test": "0"}
 

@@ -12,10 +12,10 @@ from functools import cache
 import numpy as np
 from PIL import Image
 
-from data_pipelines.errors import UserError
-from data_pipelines.hashing import mix
-from data_pipelines.labels import NEGATIVE, SparseLabels
-from data_pipelines.readers.base import Dataset, Sample
+from lacuna.basics.errors import UserError
+from lacuna.basics.hashing import mix
+from lacuna.data_pipelines.labels import NEGATIVE, SparseLabels
+from lacuna.data_pipelines.readers.base import Dataset, Sample
 
 SIDE = 32
 _GLYPH = 14  # pixels of a digit's side, ± 2

@@ -14,11 +14,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from data_pipelines.errors import UserError
-from data_pipelines.index import UNLISTED_WORDS
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
-from data_pipelines.readers.base import ClassNames, Dataset, Sample, load_array, read_class_list
-from data_pipelines.readers.tsv import table_rows
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import UNLISTED_WORDS
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
+from lacuna.data_pipelines.readers.base import ClassNames, Dataset, Sample, load_array, read_class_list
+from lacuna.data_pipelines.readers.tsv import table_rows
 
 
 def configure(group) -> None:

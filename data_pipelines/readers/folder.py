@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from data_pipelines.errors import UserError
-from data_pipelines.index import UNLISTED_WORDS
-from data_pipelines.labels import SparseLabels
-from data_pipelines.readers.base import Dataset, file_sample, require_folder, walk_images
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import UNLISTED_WORDS
+from lacuna.data_pipelines.labels import SparseLabels
+from lacuna.data_pipelines.readers.base import Dataset, file_sample, require_folder, walk_images
 
 
 def configure(group) -> None:

@@ -13,10 +13,10 @@ import json
 import os
 import re
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, UNKNOWN, SparseLabels
-from data_pipelines.readers.base import Dataset, file_sample, read_lines, read_text, require_folder, walk_images
-from data_pipelines.whole_number import whole_number
+from lacuna.basics.errors import UserError
+from lacuna.basics.whole_number import whole_number
+from lacuna.data_pipelines.labels import NEGATIVE, UNKNOWN, SparseLabels
+from lacuna.data_pipelines.readers.base import Dataset, file_sample, read_lines, read_text, require_folder, walk_images
 
 _WNID = re.compile(r"n\d{8}")
 _VAL_NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")

@@ -6,11 +6,11 @@ it has an annotation, else unknown. Class order is the file's "categories"; imag
 
 from __future__ import annotations
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.labels import UNKNOWN, SparseLabels
-from data_pipelines.readers.base import Dataset, file_sample, read_json, refuse_conflict, without_missing
-from data_pipelines.readers.coco import category_index
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import UNKNOWN, SparseLabels
+from lacuna.data_pipelines.readers.base import Dataset, file_sample, read_json, refuse_conflict, without_missing
+from lacuna.data_pipelines.readers.coco import category_index
 
 
 def configure(group) -> None:

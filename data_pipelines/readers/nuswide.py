@@ -11,10 +11,10 @@ import os
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, SparseLabels
-from data_pipelines.readers.base import (
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE, SparseLabels
+from lacuna.data_pipelines.readers.base import (
     Dataset,
     file_sample,
     load_array,

@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
-from data_pipelines import storage
-from data_pipelines.encoding import with_rotation
-from data_pipelines.errors import UserError
-from data_pipelines.labels import UNKNOWN, SparseLabels
-from data_pipelines.readers.base import Dataset, Sample, exist, read_lines, require_folder
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.encoding import with_rotation
+from lacuna.data_pipelines.labels import UNKNOWN, SparseLabels
+from lacuna.data_pipelines.readers.base import Dataset, Sample, exist, read_lines, require_folder
 
 _COLUMNS = ("ImageID", "Source", "LabelName", "Confidence")
 _IMAGE_NAME = re.compile(r"[0-9a-f]{16}\.jpg")

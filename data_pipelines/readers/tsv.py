@@ -10,11 +10,11 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.index import UNLISTED_WORDS
-from data_pipelines.labels import SparseLabels
-from data_pipelines.readers.base import (
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import UNLISTED_WORDS
+from lacuna.data_pipelines.labels import SparseLabels
+from lacuna.data_pipelines.readers.base import (
     ClassNames,
     Dataset,
     file_sample,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, SparseLabels
-from data_pipelines.readers.base import Dataset, file_sample, read_lines, require_folder, without_missing
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE, SparseLabels
+from lacuna.data_pipelines.readers.base import Dataset, file_sample, read_lines, require_folder, without_missing
 
 _LEGAL = {"1", "-1", "0"}
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from labelled_shards import in_original_order, mask_in_original_order, write_dataset
 
-from data_pipelines import annotate_rows, annotate_schemes
-from data_pipelines.annotate import annotate, keep_rows, places_fingerprint, split_places, split_rows
-from data_pipelines.annotate_rows import LabelledRows, cut_off
-from data_pipelines.annotate_schemes import (
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.annotation import labelled_rows as annotate_rows
+from lacuna.data_pipelines.annotation import schemes as annotate_schemes
+from lacuna.data_pipelines.annotation.annotate import annotate, keep_rows, places_fingerprint, split_places, split_rows
+from lacuna.data_pipelines.annotation.labelled_rows import LabelledRows, cut_off
+from lacuna.data_pipelines.annotation.schemes import (
     FixedPerClass,
     ImageFraction,
     PositiveFraction,
     RandomPerAnnotation,
     SinglePositive,
 )
-from data_pipelines.errors import UserError
-from data_pipelines.index import Sidecar
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.data_pipelines.index import Sidecar
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from tests.helpers.labelled_shards import in_original_order, mask_in_original_order, write_dataset
 
 SIZES = [70, 1, 0, 64, 65]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from labelled_shards import in_original_order, write_dataset
 
-from data_pipelines.annotate import annotate
-from data_pipelines.annotate_graph import ClassTree, GraphTruncation
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.annotation.annotate import annotate
+from lacuna.data_pipelines.annotation.hierarchy import ClassTree, GraphTruncation
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from tests.helpers.labelled_shards import in_original_order, write_dataset
 
 CLASSES = ["animal", "dog", "poodle", "cat", "vehicle", "car", "sports car", "lamp"]
 PARENTS = "# child\tparent\ndog\tpet\npet\tanimal\npoodle\tdog\ncat\tpet\ncar\tvehicle\nsports car\tcar\n"

@@ -6,11 +6,11 @@ import json
 
 import numpy as np
 import pytest
-from labelled_shards import write_dataset
 
-from data_pipelines.errors import UserError
-from data_pipelines.index import ShardIndex
-from data_pipelines.subsets import Subset, subset_names
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import ShardIndex
+from lacuna.data_pipelines.subsets import Subset, subset_names
+from tests.helpers.labelled_shards import write_dataset
 
 SIZES = [9, 0, 8, 1, 17]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torchvision.transforms.v2.functional as F
 
-from data_pipelines.augment import CROPS, FULL_BOX, Augment, sample_rng
+from lacuna.data_pipelines.augment import CROPS, FULL_BOX, Augment, sample_rng
 
 SIZE = 32
 

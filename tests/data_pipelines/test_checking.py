@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pictures import write_pictures
 
-from data_pipelines import storage
-from data_pipelines.checking import check
-from data_pipelines.index import Members, ShardIndex, Sidecar, SidecarWriter
-from data_pipelines.labels import UNKNOWN, SparseLabels
-from data_pipelines.packing import Layout, pack
-from data_pipelines.readers import features, folder
+from lacuna.basics import storage
+from lacuna.data_pipelines.checking import check
+from lacuna.data_pipelines.index import Members, ShardIndex, Sidecar, SidecarWriter
+from lacuna.data_pipelines.labels import UNKNOWN, SparseLabels
+from lacuna.data_pipelines.packing import Layout, pack
+from lacuna.data_pipelines.readers import features, folder
+from tests.helpers.pictures import write_pictures
 
 
 @pytest.fixture(scope="module")

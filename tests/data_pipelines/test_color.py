@@ -6,8 +6,8 @@ import numpy as np
 import torch
 import torchvision.transforms.v2.functional as F
 
-from data_pipelines.augment import Augment, sample_rng
-from data_pipelines.color import blur, grayscale, jitter
+from lacuna.data_pipelines.augment import Augment, sample_rng
+from lacuna.data_pipelines.color import blur, grayscale, jitter
 
 SIZE = 24
 CHANGES = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)

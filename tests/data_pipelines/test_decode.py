@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from data_pipelines.decode import MAX_PIXELS, DecodeError, decode_image, decode_vector
+from lacuna.data_pipelines.decode import MAX_PIXELS, DecodeError, decode_image, decode_vector
 
 HEIGHT, WIDTH = 48, 72
 

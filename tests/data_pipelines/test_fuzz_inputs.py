@@ -9,25 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fuzzing import LONG, damaged_bytes, damaged_json, fuzz, fuzz_all
 from PIL import Image
 
-from data_pipelines.decode import DecodeError, decode_image, decode_vector
-from data_pipelines.errors import UserError
-from data_pipelines.index import (
-    Members,
-    ShardIndex,
-    Sidecar,
-    SidecarWriter,
-    labels_from_bytes,
-    labels_to_bytes,
-)
-from data_pipelines.indexing import parse_labels
-from data_pipelines.labels import UNKNOWN, SparseLabels
-from data_pipelines.readers import openimages, tsv
-from data_pipelines.readers.base import ClassNames
-from data_pipelines.subsets import Subset
-from data_pipelines.tar_scan import scan
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.decode import DecodeError, decode_image, decode_vector
+from lacuna.data_pipelines.index import Members, ShardIndex, Sidecar, SidecarWriter, labels_from_bytes, labels_to_bytes
+from lacuna.data_pipelines.indexing import parse_labels
+from lacuna.data_pipelines.labels import UNKNOWN, SparseLabels
+from lacuna.data_pipelines.readers import openimages, tsv
+from lacuna.data_pipelines.readers.base import ClassNames
+from lacuna.data_pipelines.subsets import Subset
+from lacuna.data_pipelines.tar_scan import scan
+from tests.helpers.fuzzing import LONG, damaged_bytes, damaged_json, fuzz, fuzz_all
 
 CLASSES = ["cat", "dog", "tree"]
 LABELS = SparseLabels.from_lists([[0], [1, 2], []], [[1], [], [0]], UNKNOWN)
@@ -74,7 +67,7 @@ class Folder:
 
     @staticmethod
     def _index(path: Path) -> str:
-        from data_pipelines.index import Shard
+        from lacuna.data_pipelines.index import Shard
 
         index = ShardIndex(str(path), CLASSES, [Shard("shard-00000.tar", 3, 4096)], class_ids=["1", "2", "3"])
         index.save()
@@ -186,7 +179,7 @@ def test_bombs_are_refused_before_they_are_unpacked(monkeypatch):
     for data in (plain, hidden):
         with pytest.raises(DecodeError, match="pixels allowed"):
             decode_image(data)
-    monkeypatch.setattr("data_pipelines.index._MAX_UNPACKED", 1 << 20)
+    monkeypatch.setattr("lacuna.data_pipelines.index._MAX_UNPACKED", 1 << 20)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, pos_ptr=np.zeros(1 << 18, np.int64), pos_ids=np.zeros(1, np.int32),
                         neg_ptr=np.zeros(1, np.int64), neg_ids=np.zeros(1, np.int32))

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.index import (
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import (
     Members,
     Shard,
     ShardIndex,
@@ -21,7 +21,7 @@ from data_pipelines.index import (
     labels_to_bytes,
     sidecar_names,
 )
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import time
 
 import pytest
 import webdataset
-from pictures import picture
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.index import ShardIndex, Sidecar
-from data_pipelines.indexing import IndexOptions, index_tars
-from data_pipelines.labels import NEGATIVE, UNKNOWN
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import ShardIndex, Sidecar
+from lacuna.data_pipelines.indexing import IndexOptions, index_tars
+from lacuna.data_pipelines.labels import NEGATIVE, UNKNOWN
+from tests.helpers.pictures import picture
 
 JPEG = picture(0)
 

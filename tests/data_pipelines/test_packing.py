@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import webdataset
-from pictures import picture, write_pictures
 from PIL import Image
 
-from data_pipelines import storage
-from data_pipelines.encoding import with_rotation
-from data_pipelines.errors import UserError
-from data_pipelines.index import ShardIndex, Sidecar
-from data_pipelines.labels import SparseLabels
-from data_pipelines.packing import Layout, pack
-from data_pipelines.readers import folder
-from data_pipelines.readers.base import Dataset, Sample
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.encoding import with_rotation
+from lacuna.data_pipelines.index import ShardIndex, Sidecar
+from lacuna.data_pipelines.labels import SparseLabels
+from lacuna.data_pipelines.packing import Layout, pack
+from lacuna.data_pipelines.readers import folder
+from lacuna.data_pipelines.readers.base import Dataset, Sample
+from tests.helpers.pictures import picture, write_pictures
 
 NAMES = [f"{kind}/{number:02d}.{form}" for kind in ("ant", "bee", "Ünï cörn") for number in range(12)
          for form in (("jpg", "png")[number % 2],)]
@@ -160,8 +160,8 @@ def test_killed_make_leaves_nothing_that_looks_complete(images, tmp_path):
     """SIGKILL while shards are written; the next make simply works."""
     script = textwrap.dedent("""
         import sys, time
-        from data_pipelines import packing
-        from data_pipelines.readers import folder
+        from lacuna.data_pipelines import packing
+        from lacuna.data_pipelines.readers import folder
         def slow(rows):
             print("shard", flush=True)
             time.sleep(60)

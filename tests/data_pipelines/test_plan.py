@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_pipelines.errors import UserError
-from data_pipelines.hashing import mix, mix_array
-from data_pipelines.plan import EpochPlan
+from lacuna.basics.errors import UserError
+from lacuna.basics.hashing import mix, mix_array
+from lacuna.data_pipelines.plan import EpochPlan
 
 
 def global_batches(plan: EpochPlan, world: int, start: int = 0) -> list[set[tuple[int, int]]]:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_pipelines.errors import UserError
-from data_pipelines.readers import cifar100
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.readers import cifar100
 
 FINE, COARSE = [f"fine{i}" for i in range(5)], ["c0", "c1"]
 PIXELS = np.random.RandomState(0).randint(0, 256, (4, 3072), dtype=np.uint8)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from pictures import write_pictures
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from data_pipelines.readers import coco, lvis
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.data_pipelines.readers import coco, lvis
+from tests.helpers.pictures import write_pictures
 
 CATEGORIES = [{"id": 1, "name": "person"}, {"id": 3, "name": "car"}, {"id": 90, "name": "toothbrush"}]
 IMAGES = [{"id": i, "file_name": f"COCO_train2014_{i:012d}.jpg"} for i in (9, 10, 100, 77)]

@@ -6,12 +6,12 @@ import json
 
 import numpy as np
 import pytest
-from pictures import write_pictures
 from scipy.io import savemat
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, UNKNOWN
-from data_pipelines.readers import imagenet
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE, UNKNOWN
+from lacuna.data_pipelines.readers import imagenet
+from tests.helpers.pictures import write_pictures
 
 WNIDS = ["n01440764", "n02012849", "n03126707"]
 DEVKIT = {1: "n02012849", 2: "n03126707", 3: "n01440764"}  # the devkit's order is another one

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pictures import write_pictures
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE
-from data_pipelines.readers import cub, nuswide, voc
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE
+from lacuna.data_pipelines.readers import cub, nuswide, voc
+from tests.helpers.pictures import write_pictures
 
 
 def positives(dataset):

@@ -7,14 +7,14 @@ import time
 
 import numpy as np
 import pytest
-from pictures import picture, write_pictures
 from PIL import Image, ImageOps
 
-from data_pipelines.encoding import with_rotation
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from data_pipelines.packing import Layout, pack, read_source
-from data_pipelines.readers import openimages
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.encoding import with_rotation
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.data_pipelines.packing import Layout, pack, read_source
+from lacuna.data_pipelines.readers import openimages
+from tests.helpers.pictures import picture, write_pictures
 
 A, B, C, D = "000002b66c9c498e", "000002b97e5471a0", "0000037d1cb9e4f5", "ffffffffffffffff"
 HEADER = "ImageID,Source,LabelName,Confidence\n"

@@ -6,14 +6,14 @@ import io
 
 import numpy as np
 import pytest
-from pictures import write_pictures
 
-from data_pipelines.errors import UserError
-from data_pipelines.index import Sidecar
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from data_pipelines.packing import Layout, pack
-from data_pipelines.readers import features, folder, tsv
-from data_pipelines.readers.base import ClassNames, file_sample, sample_key
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import Sidecar
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.data_pipelines.packing import Layout, pack
+from lacuna.data_pipelines.readers import features, folder, tsv
+from lacuna.data_pipelines.readers.base import ClassNames, file_sample, sample_key
+from tests.helpers.pictures import write_pictures
 
 
 def test_folder(tmp_path):

@@ -17,12 +17,12 @@ import fsspec
 import numpy as np
 import pytest
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.index import ShardIndex
-from data_pipelines.indexing import IndexOptions, index_tars
-from data_pipelines.source import ShardSource
-from data_pipelines.subsets import Subset
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import ShardIndex
+from lacuna.data_pipelines.indexing import IndexOptions, index_tars
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.data_pipelines.subsets import Subset
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from data_pipelines import retries, storage
+from lacuna.basics import retries, storage
 
 
 @pytest.fixture(params=["local", "memory"])

@@ -13,17 +13,17 @@ import pytest
 import torch
 from PIL import Image
 
-from data_pipelines.augment import Augment, sample_rng
-from data_pipelines.color import grayscale
-from data_pipelines.decode import decode_image
-from data_pipelines.errors import UserError
-from data_pipelines.index import Members, Shard, ShardIndex, SidecarWriter
-from data_pipelines.labels import UNKNOWN, SparseLabels
-from data_pipelines.plan import EpochPlan
-from data_pipelines.source import ShardSource
-from data_pipelines.stream import Batch, EpochStream, SampleMaker
-from data_pipelines.subsets import Subset
-from data_pipelines.tar_writer import TarWriter
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.augment import Augment, sample_rng
+from lacuna.data_pipelines.color import grayscale
+from lacuna.data_pipelines.decode import decode_image
+from lacuna.data_pipelines.index import Members, Shard, ShardIndex, SidecarWriter
+from lacuna.data_pipelines.labels import UNKNOWN, SparseLabels
+from lacuna.data_pipelines.plan import EpochPlan
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.data_pipelines.stream import Batch, EpochStream, SampleMaker
+from lacuna.data_pipelines.subsets import Subset
+from lacuna.data_pipelines.tar_writer import TarWriter
 
 CLASSES = 5
 SIZE = 8

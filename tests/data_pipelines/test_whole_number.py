@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from data_pipelines.errors import UserError
-from data_pipelines.indexing import ClassNumbers
-from data_pipelines.readers.base import ClassNames
-from data_pipelines.whole_number import whole_number
+from lacuna.basics.errors import UserError
+from lacuna.basics.whole_number import whole_number
+from lacuna.data_pipelines.indexing import ClassNumbers
+from lacuna.data_pipelines.readers.base import ClassNames
 
 
 def test_numbers():

@@ -6,11 +6,11 @@ import pickle
 
 import numpy as np
 import pytest
-from state_conformance import SEED, Conformance
-from state_samples import FIELDS, INITIALS, ROWS, assert_same, initial_state, naive_counts
 
-import state_store
-from data_pipelines.errors import UserError
+from lacuna import state_store
+from lacuna.basics.errors import UserError
+from tests.helpers.state_conformance import SEED, Conformance
+from tests.helpers.state_samples import FIELDS, INITIALS, ROWS, assert_same, initial_state, naive_counts
 
 
 class TestMemory(Conformance):

@@ -12,15 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from state_crash_worker import SEED, apply
-from state_samples import INITIALS, copied, initial_state
 
-import state_store
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from state_store.faults import POINTS
+from lacuna import state_store
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.state_store.faults import POINTS
+from tests.helpers.state_crash_worker import SEED, apply
+from tests.helpers.state_samples import INITIALS, copied, initial_state
 
-WORKER = Path(__file__).with_name("state_crash_worker.py")
+ROOT = Path(__file__).resolve().parents[2]
+WORKER = ROOT / "tests" / "helpers" / "state_crash_worker.py"
 
 
 class Model:
@@ -40,8 +41,7 @@ MODEL = Model()
 
 
 def launch(url: str, steps: int, fault: str = "") -> subprocess.Popen:
-    root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "LACUNA_FAULT": fault, "PYTHONPATH": os.pathsep.join([root, str(WORKER.parent)])}
+    environment = {**os.environ, "LACUNA_FAULT": fault, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     return subprocess.Popen([sys.executable, str(WORKER), url, str(steps)], env=environment,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

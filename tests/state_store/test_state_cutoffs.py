@@ -7,12 +7,12 @@ import threading
 import numpy as np
 import pytest
 
-import state_store
-from data_pipelines.errors import UserError
-from state_store.cutoffs import Cutoffs, exact_cutoffs, expected_cutoffs
-from state_store.hashing import tie_keys
-from state_store.histograms import change, counts, initial_counts
-from state_store.passes import map_shards
+from lacuna import state_store
+from lacuna.basics.errors import UserError
+from lacuna.state_store.cutoffs import Cutoffs, exact_cutoffs, expected_cutoffs
+from lacuna.state_store.histograms import change, counts, initial_counts
+from lacuna.state_store.row_hash import tie_keys
+from lacuna.state_store.sweep import map_shards
 
 ROWS, L = [40, 31, 40, 17], 12
 

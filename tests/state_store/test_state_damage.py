@@ -11,15 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from state_crash_worker import SEED, changes
-from state_samples import FIELDS, INITIALS, ROWS
-from test_state_crash import WORKER, finish_cleanly, last_committed, launch
 
-import state_store
-from data_pipelines.errors import UserError
-from state_store import Field
-from state_store.chunks import DamagedChunk
-from state_store.verify import stats, verify
+from lacuna import state_store
+from lacuna.basics.errors import UserError
+from lacuna.state_store import Field
+from lacuna.state_store.chunks import DamagedChunk
+from lacuna.state_store.verify import stats, verify
+from tests.helpers.state_crash_worker import SEED, changes
+from tests.helpers.state_samples import FIELDS, INITIALS, ROWS
+from tests.state_store.test_state_crash import ROOT, WORKER, finish_cleanly, last_committed, launch
 
 
 @pytest.fixture
@@ -180,8 +180,7 @@ def test_disk_full_is_a_clear_error(tmp_path):
     script = (f"import resource, runpy, sys; sys.argv = ['w', {url!r}, '3']\n"
               "resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))\n"
               f"runpy.run_path({str(WORKER)!r}, run_name='__main__')")
-    root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, str(WORKER.parent)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "File too large" in done.stderr

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fuzzing import LONG, SHORT, damaged_bytes, damaged_json, fuzz, fuzz_all
 
-import state_store
-from data_pipelines.errors import UserError
-from state_store import Field
-from state_store.manifest import Manifest
-from state_store.schema import Schema
-from state_store.verify import verify
+from lacuna import state_store
+from lacuna.basics.errors import UserError
+from lacuna.state_store import Field
+from lacuna.state_store.manifest import Manifest
+from lacuna.state_store.schema import Schema
+from lacuna.state_store.verify import verify
+from tests.helpers.fuzzing import LONG, SHORT, damaged_bytes, damaged_json, fuzz, fuzz_all
 
 FIELD = Field("score", (4,), "uint8", range=(0, 1), histogram=True)
 

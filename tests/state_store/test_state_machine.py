@@ -17,9 +17,18 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from state_samples import FIELDS, INITIALS, ROWS, assert_same, copied, initial_state, naive_counts, random_stored
 
-import state_store
+from lacuna import state_store
+from tests.helpers.state_samples import (
+    FIELDS,
+    INITIALS,
+    ROWS,
+    assert_same,
+    copied,
+    initial_state,
+    naive_counts,
+    random_stored,
+)
 
 SHARDS = st.integers(0, len(ROWS) - 1)
 

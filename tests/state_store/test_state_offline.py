@@ -7,13 +7,13 @@ import json
 
 import numpy as np
 import pytest
-from state_samples import FIELDS, INITIALS, ROWS, assert_same, copied, initial_state, random_stored
 
-import state_store
-from data_pipelines.errors import UserError
-from state_store import Field
-from state_store.export import export_references, export_rows, export_zarr, import_rows
-from state_store.reshard import migrate, reshard
+from lacuna import state_store
+from lacuna.basics.errors import UserError
+from lacuna.state_store import Field
+from lacuna.state_store.export import export_references, export_rows, export_zarr, import_rows
+from lacuna.state_store.reshard import migrate, reshard
+from tests.helpers.state_samples import FIELDS, INITIALS, ROWS, assert_same, copied, initial_state, random_stored
 
 SEED = 4
 

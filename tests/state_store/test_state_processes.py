@@ -7,9 +7,9 @@ import multiprocessing
 import numpy as np
 import pytest
 
-import state_store
-from data_pipelines.errors import UserError
-from state_store import Field
+from lacuna import state_store
+from lacuna.basics.errors import UserError
+from lacuna.state_store import Field
 
 ROWS = [30, 25, 30, 28, 30, 30, 11, 30, 30]
 FIELDS = [Field("visits", (), "int32"), Field("sums", (6,), "float32"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data_pipelines.errors import UserError
-from state_store import Constant, Draw, Field, Given
-from state_store.hashing import mix64, random_bits, row_keys, tag_key, tie_keys, uniform
+from lacuna.basics.errors import UserError
+from lacuna.state_store import Constant, Draw, Field, Given
+from lacuna.state_store.row_hash import mix64, random_bits, row_keys, tag_key, tie_keys, uniform
 
 
 def keys(count: int, epoch: int = 0, seed: int = 1) -> np.ndarray:

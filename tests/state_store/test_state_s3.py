@@ -5,14 +5,14 @@ from __future__ import annotations
 import uuid
 
 import pytest
-from state_conformance import SEED, Conformance
-from state_samples import FIELDS, INITIALS, ROWS, assert_same, initial_state
-from test_state_crash import finish_cleanly, kill_at, last_committed, launch
 
-import state_store
-from data_pipelines import retries, storage
-from state_store.verify import verify
-from tools import doctor
+from lacuna import state_store
+from lacuna.basics import retries, storage
+from lacuna.state_store.verify import verify
+from lacuna.tools import doctor
+from tests.helpers.state_conformance import SEED, Conformance
+from tests.helpers.state_samples import FIELDS, INITIALS, ROWS, assert_same, initial_state
+from tests.state_store.test_state_crash import finish_cleanly, kill_at, last_committed, launch
 
 KILLS = ["prepare.synced:2", "commit.entry:1", "collect.some_removed:1", "sweep.some_removed:1"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data_pipelines.errors import UserError
-from state_store.topk import UNTRACKED, dense, lookup, topk_fields, track
+from lacuna.basics.errors import UserError
+from lacuna.state_store.topk import UNTRACKED, dense, lookup, topk_fields, track
 
 
 def naive_track(row: dict[int, float], offers: list[tuple[int, float]], k: int, forced: set[int]) -> dict[int, float]:

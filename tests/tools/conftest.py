@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from browser import Browser
-from launching import Launch
 
-from data_pipelines.annotate import SCHEMES, annotate
-from data_pipelines.annotate_rows import LabelledRows
-from data_pipelines.index import ShardIndex, Sidecar
+from lacuna.data_pipelines.annotation.annotate import SCHEMES, annotate
+from lacuna.data_pipelines.annotation.labelled_rows import LabelledRows
+from lacuna.data_pipelines.index import ShardIndex, Sidecar
+from tests.helpers.browser import Browser
+from tests.helpers.launching import Launch
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 
-from data_pipelines.index import ShardIndex, Sidecar
-from data_pipelines.subsets import Subset
-from tools.cli import main
+from lacuna.data_pipelines.index import ShardIndex, Sidecar
+from lacuna.data_pipelines.subsets import Subset
+from lacuna.tools.cli import main
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ import os
 import subprocess
 import sys
 
-from tools.cli import main
+from lacuna.tools.cli import main
 
 
 def test_last_line_is_json_with_the_ratios():
     # A process of its own: the ImageFolder workers are forked, which is safe only without other threads.
     options = ["--quick", "--images", "24", "--rounds", "1", "--workers", "1", "--batch", "8"]
     environment = {key: value for key, value in os.environ.items() if key != "LACUNA_EVAL_DATA"}
-    done = subprocess.run([sys.executable, "-m", "tools.cli", "bench", "decode", *options], capture_output=True,
+    done = subprocess.run([sys.executable, "-m", "lacuna.tools.cli", "bench", "decode", *options], capture_output=True,
                           text=True, timeout=120, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])

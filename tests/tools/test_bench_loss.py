@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from tools.cli import main
+from lacuna.tools.cli import main
 
 
 def test_last_line_is_json_with_the_ratios():
     """In a process of its own: the benchmark joins a process group of one."""
-    command = [sys.executable, "-m", "tools.cli", "bench", "loss", "--quick", "--batch", "3", "--classes", "500",
+    command = [sys.executable, "-m", "lacuna.tools.cli", "bench", "loss", "--quick", "--batch", "3", "--classes", "500",
                "--top", "7", "--repeats", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     report = json.loads(done.stdout.splitlines()[-1])

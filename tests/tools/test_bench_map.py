@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tools.cli import main
+from lacuna.tools.cli import main
 
 
 def test_last_line_is_json_with_the_ratios(capsys):

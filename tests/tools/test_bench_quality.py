@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from data_pipelines.source import ShardSource
-from tools.bench.quality import gaps, rank_correlations
-from tools.bench.quality_data import prepare
-from tools.bench.quality_features import Trials, cannot_reach
-from tools.bench.quality_generated import CLASSES, SIZES, generate
-from tools.bench.quality_photos import PHOTO_TRIALS
-from tools.bench.quality_trials import ANNOTATIONS, on_vectors
-from tools.cli import main
-from trainer.methods import METHODS
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.bench.quality import gaps, rank_correlations
+from lacuna.tools.bench.quality.data import prepare
+from lacuna.tools.bench.quality.features import Trials, cannot_reach
+from lacuna.tools.bench.quality.generated import CLASSES, SIZES, generate
+from lacuna.tools.bench.quality.photos import PHOTO_TRIALS
+from lacuna.tools.bench.quality.trials import ANNOTATIONS, on_vectors
+from lacuna.tools.cli import main
+from lacuna.trainer.methods import METHODS
 
 EVAL_DATA = os.environ.get("LACUNA_EVAL_DATA")
 
 
 def bench(out, *options: str) -> tuple[dict, str]:
     """In a process of its own: the benchmark joins a process group of one."""
-    command = [sys.executable, "-m", "tools.cli", "bench", "quality", "--out", str(out), *options]
+    command = [sys.executable, "-m", "lacuna.tools.cli", "bench", "quality", "--out", str(out), *options]
     environment = {name: value for name, value in os.environ.items() if name != "LACUNA_EVAL_DATA"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True, env=environment)
     return json.loads(done.stdout.splitlines()[-1]), done.stdout

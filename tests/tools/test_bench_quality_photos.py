@@ -11,12 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from data_pipelines.errors import UserError
-from tools.bench.quality_crops import LITE0_LAST, Views, lite0_weights, split
-from tools.bench.quality_data import prepare
-from tools.bench.quality_photos import PhotoTrials, TunedTrials
-from trainer.config import DataConfig, ModelConfig
-from trainer.models import build_model
+from lacuna.basics.errors import UserError
+from lacuna.tools.bench.quality.crops import LITE0_LAST, Views, lite0_weights, split
+from lacuna.tools.bench.quality.data import prepare
+from lacuna.tools.bench.quality.photos import PhotoTrials, TunedTrials
+from lacuna.trainer.config.sections import DataConfig, ModelConfig
+from lacuna.trainer.models.classifier import build_model
 
 CLASSES, SIDE = 4, 48
 COLOURS = np.array([[220, 30, 30], [30, 220, 30], [30, 30, 220], [210, 210, 40]], np.uint8)

@@ -6,9 +6,9 @@ import argparse
 
 import pytest
 
-from data_pipelines import storage
-from tools.bench import remote
-from tools.bench.s3_stand_in import serving
+from lacuna.basics import storage
+from lacuna.tools.bench import remote
+from lacuna.tools.bench.s3_stand_in import serving
 
 
 def test_the_stand_in_speaks_enough_s3(tmp_path):

@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from tools.cli import COMMANDS, leaves, main, open_command, parse
+from lacuna.tools.cli import COMMANDS, leaves, main, open_command, parse
 
 
 def parsers(name: str) -> list[argparse.ArgumentParser]:

@@ -8,8 +8,8 @@ import resource
 
 import pytest
 
-from tools import doctor
-from tools.cli import main
+from lacuna.tools import doctor
+from lacuna.tools.cli import main
 
 
 def examine(capsys, *options: str) -> tuple[int, dict[str, dict]]:
@@ -71,7 +71,7 @@ def test_unreachable_places(monkeypatch, tmp_path, capsys):
     """An endpoint where nobody listens is a problem with advice; a folder that is not there is the user's mistake."""
     from s3fs import S3FileSystem
 
-    monkeypatch.setattr("data_pipelines.retries.ATTEMPTS", 1)
+    monkeypatch.setattr("lacuna.basics.retries.ATTEMPTS", 1)
     monkeypatch.setattr(S3FileSystem, "retries", 1)
     for name, value in {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a",
                         "AWS_SECRET_ACCESS_KEY": "b", "AWS_EC2_METADATA_DISABLED": "true",

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from tools.cli import main
-from tools.drill import Outcome, summary
-from tools.drill_faults import FAULTS
+from lacuna.tools.cli import main
+from lacuna.tools.drill import Outcome, summary
+from lacuna.tools.drill.faults import FAULTS
 
 
 def drill(capsys, *arguments: str) -> dict:

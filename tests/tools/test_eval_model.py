@@ -13,19 +13,19 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score, f1_score
 
-from data_pipelines.annotate import SCHEMES, annotate
-from data_pipelines.annotate_rows import LabelledRows
-from data_pipelines.index import ShardIndex, Sidecar
-from data_pipelines.labels import POSITIVE, UNKNOWN
-from data_pipelines.packing import Layout, pack
-from data_pipelines.readers import digits
-from data_pipelines.source import ShardSource
-from tools.cli import main
-from tools.passes.parts import Parts
-from tools.passes.pool import PoolSettings, ray_room
-from tools.passes.scoring import ScoreJob, shard_rows
-from tools.passes.trained import open_trained
-from trainer.priors import read_prior
+from lacuna.data_pipelines.annotation.annotate import SCHEMES, annotate
+from lacuna.data_pipelines.annotation.labelled_rows import LabelledRows
+from lacuna.data_pipelines.index import ShardIndex, Sidecar
+from lacuna.data_pipelines.labels import POSITIVE, UNKNOWN
+from lacuna.data_pipelines.packing import Layout, pack
+from lacuna.data_pipelines.readers import digits
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.cli import main
+from lacuna.tools.passes.parts import Parts
+from lacuna.tools.passes.pool import PoolSettings, ray_room
+from lacuna.tools.passes.scoring import ScoreJob, shard_rows
+from lacuna.tools.passes.trained import open_trained
+from lacuna.trainer.priors import read_prior
 
 
 @pytest.fixture(scope="module", autouse=True)

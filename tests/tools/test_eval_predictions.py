@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from labelled_shards import write_dataset
 from pyarrow import parquet
 from sklearn.metrics import average_precision_score
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
-from tools.cli import main
-from tools.evaluation.truth import Truth
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
+from lacuna.tools.cli import main
+from lacuna.tools.eval.truth import Truth
+from tests.helpers.labelled_shards import write_dataset
 
 WNIDS = [f"n{i:08d}" for i in range(7)]
 IMAGES, CLASSES, LISTED = 40, len(WNIDS), 5

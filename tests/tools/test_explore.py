@@ -14,19 +14,19 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-import state_store
-from data_pipelines.errors import UserError
-from data_pipelines.index import Shard, ShardIndex, Sidecar, SidecarWriter
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
-from data_pipelines.source import ShardSource
-from data_pipelines.subsets import Subset
-from state_store import Constant, Field
-from tools.cli import main
-from tools.explore import columns as column_files
-from tools.explore import open_desk
-from tools.explore.columns import NOWHERE, build
-from tools.explore.server import make_server
-from tools.report.beliefs import state_view
+from lacuna import state_store
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import Shard, ShardIndex, Sidecar, SidecarWriter
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.data_pipelines.subsets import Subset
+from lacuna.state_store import Constant, Field
+from lacuna.tools.cli import main
+from lacuna.tools.explore import columns as column_files
+from lacuna.tools.explore import open_desk
+from lacuna.tools.explore.columns import NOWHERE, build
+from lacuna.tools.explore.server import make_server
+from lacuna.tools.report.beliefs import state_view
 
 L = 7
 

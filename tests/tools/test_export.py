@@ -10,21 +10,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from damaged_shards import blank_out
 from PIL import Image
 
-import trainer.evaluate
-from data_pipelines.decode import decode_image
-from data_pipelines.errors import UserError
-from data_pipelines.source import ShardSource
-from tools.cli import main
-from tools.export import best_thresholds, export, export_onnx
-from tools.exported import Exported, empty_model, file_digest
-from tools.passes.parts import Parts
-from tools.passes.scoring import ScoreJob, shard_rows
-from tools.passes.trained import Trained, load_model, open_trained
-from trainer.metrics_collector import ScoreCollector
-from trainer.world import World
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.decode import decode_image
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.cli import main
+from lacuna.tools.export import best_thresholds, export, export_onnx
+from lacuna.tools.export.folder import Exported, empty_model, file_digest
+from lacuna.tools.passes.parts import Parts
+from lacuna.tools.passes.scoring import ScoreJob, shard_rows
+from lacuna.tools.passes.trained import Trained, load_model, open_trained
+from lacuna.trainer import evaluate as evaluation
+from lacuna.trainer.metrics.collector import ScoreCollector
+from lacuna.trainer.world import World
+from tests.helpers.damaged_shards import blank_out
 
 
 def scored(run: Trained, source: ShardSource, folder: Path) -> Parts:
@@ -83,9 +83,9 @@ def evaluated(trained) -> dict[str, dict[str, np.ndarray]]:
         world = World(torch.device("cpu"))
         unwatched = SimpleNamespace(beat=lambda where: None)  # a watchdog needs peers
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(trainer.evaluate, "ScoreCollector", Recorder)
+            patch.setattr(evaluation, "ScoreCollector", Recorder)
             model = load_model(run, source, world.device)
-            trainer.evaluate.evaluate(model, source, run.config, world, unwatched, split)
+            evaluation.evaluate(model, source, run.config, world, unwatched, split)
         keys = [key for shard in range(len(source.index.shards)) for key in source.index.members(shard).keys]
         found[split] = dict(zip(keys, np.concatenate(collected), strict=True))
     return found

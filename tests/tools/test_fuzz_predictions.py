@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from fuzzing import LONG, damaged_bytes, damaged_json, fuzz, fuzz_all
 from pyarrow import parquet
 
-from data_pipelines.errors import UserError
-from data_pipelines.score_tables import read_table
-from tools.evaluation.predictions import read_predictions
-from tools.evaluation.truth import read_originals, read_real
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.score_tables import read_table
+from lacuna.tools.eval.predictions import read_predictions
+from lacuna.tools.eval.truth import read_originals, read_real
+from tests.helpers.fuzzing import LONG, damaged_bytes, damaged_json, fuzz, fuzz_all
 
 CLASSES = 4
 SCORES = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, CLASSES)

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import state_store
-from data_pipelines.index import ShardIndex
-from data_pipelines.subsets import Subset
-from tools.cli import main
+from lacuna import state_store
+from lacuna.data_pipelines.index import ShardIndex
+from lacuna.data_pipelines.subsets import Subset
+from lacuna.tools.cli import main
 
 
 @pytest.fixture(scope="module")

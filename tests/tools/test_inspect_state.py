@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import yaml
 
-import state_store
-from data_pipelines.index import ShardIndex, Sidecar
-from state_store import Constant, Field, Given
-from state_store.topk import topk_fields
-from tools.cli import main
-from tools.inspect_state import bars
+from lacuna import state_store
+from lacuna.data_pipelines.index import ShardIndex, Sidecar
+from lacuna.state_store import Constant, Field, Given
+from lacuna.state_store.topk import topk_fields
+from lacuna.tools.cli import main
+from lacuna.tools.inspect_state import bars
 
 L, W = 10, 4
 FIELDS = [Field("score", (L,), "uint8", Constant(0.0), range=(0, 1), histogram=True),

@@ -6,8 +6,8 @@ import json
 import re
 from pathlib import Path
 
-from tools.cli import main
-from trainer.methods import METHODS
+from lacuna.tools.cli import main
+from lacuna.trainer.methods import METHODS
 
 
 def entries(capsys):

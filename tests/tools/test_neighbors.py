@@ -7,25 +7,25 @@ import pytest
 import torch
 from sklearn.neighbors import NearestNeighbors
 
-import state_store
-from data_pipelines.annotate import split_rows
-from data_pipelines.annotate_rows import LabelledRows
-from data_pipelines.errors import UserError
-from data_pipelines.index import ShardIndex, Sidecar, SidecarWriter
-from data_pipelines.labels import POSITIVE, UNKNOWN, SparseLabels
-from data_pipelines.packing import Layout, pack
-from data_pipelines.readers import features
-from data_pipelines.source import ShardSource
-from tools.cli import main
-from tools.neighbors.making import aligned_features
-from tools.neighbors.medians import Group, MedianJob, class_distances, plan_groups
-from tools.neighbors.merging import all_labels, merge, padded
-from tools.neighbors.searching import SearchJob, exact_search, sample_numbers
-from tools.neighbors.vectors import VectorReader
-from tools.passes.pool import PoolSettings, ray_room
-from trainer import loop, world
-from trainer.assemble import build_run
-from trainer.config import parse_config
+from lacuna import state_store
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.annotation.annotate import split_rows
+from lacuna.data_pipelines.annotation.labelled_rows import LabelledRows
+from lacuna.data_pipelines.index import ShardIndex, Sidecar, SidecarWriter
+from lacuna.data_pipelines.labels import POSITIVE, UNKNOWN, SparseLabels
+from lacuna.data_pipelines.packing import Layout, pack
+from lacuna.data_pipelines.readers import features
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.cli import main
+from lacuna.tools.neighbors.making import aligned_features
+from lacuna.tools.neighbors.medians import Group, MedianJob, class_distances, plan_groups
+from lacuna.tools.neighbors.merging import all_labels, merge, padded
+from lacuna.tools.neighbors.searching import SearchJob, exact_search, sample_numbers
+from lacuna.tools.neighbors.vectors import VectorReader
+from lacuna.tools.passes.pool import PoolSettings, ray_room
+from lacuna.trainer import whole_run, world
+from lacuna.trainer.assemble import build_run
+from lacuna.trainer.config.sections import parse_config
 
 SAMPLES, WIDTH, CLASSES = 230, 24, 9
 
@@ -78,8 +78,8 @@ def searched(source, k, distance="euclidean", memory=1 << 20):
 @pytest.mark.parametrize("subset", [None, "train"])
 @pytest.mark.parametrize("memory", [1, 1 << 20])  # a single shard at a time, or all
 def test_neighbors_are_those_of_scikit_learn(dataset, subset, memory, monkeypatch):
-    monkeypatch.setattr("tools.neighbors.searching._QUERY_ROWS", 7)
-    monkeypatch.setattr("tools.neighbors.searching._BASE_ROWS", 50)
+    monkeypatch.setattr("lacuna.tools.neighbors.searching._QUERY_ROWS", 7)
+    monkeypatch.setattr("lacuna.tools.neighbors.searching._BASE_ROWS", 50)
     source = ShardSource.load(dataset, "partial", subset)
     vectors, _, part = dense(source)
     ids, distances = searched(source, 6, memory=memory)
@@ -203,7 +203,7 @@ def test_command_then_training(dataset, tmp_path, capsys, digit_shards):
         "model": {"backbone": "lacuna:tiny"}, "phases": [{"name": "all", "epochs": 2, "batch": 8, "lr": 1e-3}],
     }, "test")
     run = build_run(config, joined, watchdog)
-    results = loop.train(run)
+    results = whole_run.train(run)
     watchdog.stop()
     assert 0 < results["val"]["map"] <= 100
     assert run.state.metrics()["state_bytes_written"] == 0

@@ -15,27 +15,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pass_jobs import KilledOnce
 from PIL import Image
 from sklearn.neighbors import NearestNeighbors
 
-import state_store
-from data_pipelines.annotate import SCHEMES, annotate
-from data_pipelines.annotate_rows import LabelledRows
-from data_pipelines.index import ShardIndex, Sidecar
-from data_pipelines.labels import POSITIVE
-from data_pipelines.packing import Layout, pack
-from data_pipelines.readers import features
-from data_pipelines.source import ShardSource
-from tools.cli import main
-from tools.neighbors.approximate import build_index
-from tools.neighbors.featuring import FeatureJob
-from tools.neighbors.searching import SearchJob
-from tools.neighbors.vectors import VectorReader
-from tools.passes.pool import PoolSettings, open_pool
-from tools.passes.scoring import shard_rows
-from tools.passes.trained import load_model, open_trained
-from trainer.neighbors import DISTANCES_NAME, FACTS_NAME, MEDIANS_NAME, Neighborhood, stored_fields
+from lacuna import state_store
+from lacuna.data_pipelines.annotation.annotate import SCHEMES, annotate
+from lacuna.data_pipelines.annotation.labelled_rows import LabelledRows
+from lacuna.data_pipelines.index import ShardIndex, Sidecar
+from lacuna.data_pipelines.labels import POSITIVE
+from lacuna.data_pipelines.packing import Layout, pack
+from lacuna.data_pipelines.readers import features
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.cli import main
+from lacuna.tools.neighbors.approximate import build_index
+from lacuna.tools.neighbors.featuring import FeatureJob
+from lacuna.tools.neighbors.searching import SearchJob
+from lacuna.tools.neighbors.vectors import VectorReader
+from lacuna.tools.passes.pool import PoolSettings, open_pool
+from lacuna.tools.passes.scoring import shard_rows
+from lacuna.tools.passes.trained import load_model, open_trained
+from lacuna.trainer.neighbors import DISTANCES_NAME, FACTS_NAME, MEDIANS_NAME, Neighborhood, stored_fields
+from tests.helpers.pass_jobs import KilledOnce
 
 MEMORY = 1 << 24
 
@@ -144,7 +144,7 @@ def test_a_killed_command_goes_on_where_it_was(trained, pool, tmp_path, capsys):
     assert main([*flags, "--out", whole, "--json"]) == 0
     parts = tmp_path / "parts"
     again = [*flags, "--out", broken, "--parts", str(parts), "--json"]
-    command = subprocess.Popen([sys.executable, "-m", "tools.cli", *again], start_new_session=True,
+    command = subprocess.Popen([sys.executable, "-m", "lacuna.tools.cli", *again], start_new_session=True,
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (parts.is_dir() and any(path.suffix == ".npz" for path in parts.iterdir())):
         assert command.poll() is None

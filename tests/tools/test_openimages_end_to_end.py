@@ -8,18 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launching import environment, last_checkpoint
 from PIL import Image
 from safetensors.torch import load_file
 
-from data_pipelines.index import ShardIndex, Sidecar
-from data_pipelines.readers import digits
-from tools.cli import main
-from tools.passes.pool import PoolSettings, ray_room
-from trainer.config_file import load_config
-from trainer.methods import build_method
-from trainer.methods.base import Task
-from trainer.priors import read_prior
+from lacuna.data_pipelines.index import ShardIndex, Sidecar
+from lacuna.data_pipelines.readers import digits
+from lacuna.tools.cli import main
+from lacuna.tools.passes.pool import PoolSettings, ray_room
+from lacuna.trainer.config.files import load_config
+from lacuna.trainer.methods import build_method
+from lacuna.trainer.methods.base import Task
+from lacuna.trainer.priors import read_prior
+from tests.helpers.launching import environment, last_checkpoint
 
 MIDS = [f"/m/0{d}" for d in range(10)]
 GHOST, OTHER = "/m/ghost", "/t/other"  # trainable but never annotated; annotated but not trainable

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pass_jobs import KilledOnce, Squares
 
-from data_pipelines.errors import UserError
-from data_pipelines.source import ShardSource
-from tools.passes.parts import Parts
-from tools.passes.pool import PoolSettings, open_pool
-from tools.passes.scoring import ScoreJob, ShardModel, bad_of, score, shard_rows
-from tools.passes.trained import check_classes, load_model, open_trained
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.passes.parts import Parts
+from lacuna.tools.passes.pool import PoolSettings, open_pool
+from lacuna.tools.passes.scoring import ScoreJob, ShardModel, bad_of, score, shard_rows
+from lacuna.tools.passes.trained import check_classes, load_model, open_trained
+from tests.helpers.pass_jobs import KilledOnce, Squares
 
 
 @pytest.fixture(scope="module")

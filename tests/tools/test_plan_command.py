@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from launching import Launch, last_checkpoint
 
-import state_store
-from data_pipelines.annotate import SCHEMES, annotate
-from data_pipelines.annotate_rows import LabelledRows
-from data_pipelines.index import ShardIndex, Sidecar
-from data_pipelines.packing import Layout, pack
-from data_pipelines.readers import digits
-from tools.cli import main
-from tools.launches import read_lines
-from tools.process_memory import peak_resident_bytes
+from lacuna import state_store
+from lacuna.basics.process_memory import peak_resident_bytes
+from lacuna.data_pipelines.annotation.annotate import SCHEMES, annotate
+from lacuna.data_pipelines.annotation.labelled_rows import LabelledRows
+from lacuna.data_pipelines.index import ShardIndex, Sidecar
+from lacuna.data_pipelines.packing import Layout, pack
+from lacuna.data_pipelines.readers import digits
+from lacuna.tools.cli import main
+from lacuna.tools.launches import read_lines
+from tests.helpers.launching import Launch, last_checkpoint
 
 
 @pytest.fixture(scope="module")

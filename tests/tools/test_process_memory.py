@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from tools.process_memory import peak_resident_bytes, resident_bytes
+from lacuna.basics.process_memory import peak_resident_bytes, resident_bytes
 
 
 def test_a_child_does_not_inherit_its_parents_peak():

@@ -8,9 +8,9 @@ import subprocess
 import sys
 import termios
 
-from tools.progress import progress
+from lacuna.basics.progress import progress
 
-SCRIPT = "from tools.progress import progress\nfor _ in progress(range(500), 500, 'packing', 'samples'): pass"
+SCRIPT = "from lacuna.basics.progress import progress\nfor _ in progress(range(500), 500, 'packing', 'samples'): pass"
 
 
 def test_plain_lines(capsys):
@@ -21,7 +21,7 @@ def test_plain_lines(capsys):
 
 
 def test_no_line_comes_twice(capsys, monkeypatch):
-    monkeypatch.setattr("tools.progress._SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("lacuna.basics.progress._SECONDS_BETWEEN_LINES", 0.0)
     assert list(progress(range(3), 3, "packing")) == [0, 1, 2]
     assert [line.partition(" it")[0] for line in capsys.readouterr().err.splitlines()] == [
         "packing: 1 of 3", "packing: 2 of 3", "packing: 3 of 3"]

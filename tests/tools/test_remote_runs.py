@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launching import Launch, last_checkpoint
 from s3fs import S3FileSystem
 
-from data_pipelines import storage
-from data_pipelines.source import ShardSource
-from tools.cli import main
-from tools.explore import open_desk
-from tools.passes.parts import Parts
-from tools.passes.pool import Job, PoolSettings, ray_room
-from tools.passes.scoring import ScoreJob, shard_rows
-from tools.passes.trained import open_trained
-from tools.prior import PriorJob
-from tools.run_files import output_folder
+from lacuna.basics import storage
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.cli import main
+from lacuna.tools.explore import open_desk
+from lacuna.tools.passes.parts import Parts
+from lacuna.tools.passes.pool import Job, PoolSettings, ray_room
+from lacuna.tools.passes.scoring import ScoreJob, shard_rows
+from lacuna.tools.passes.trained import open_trained
+from lacuna.tools.prior import PriorJob
+from lacuna.tools.run_files import output_folder
+from tests.helpers.launching import Launch, last_checkpoint
 
 RAY = ("--workers", "1")
 

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launching import last_checkpoint, metrics
-from naive_scores import naive_scores
 from sklearn.metrics import average_precision_score
 
-import state_store
-from data_pipelines.index import ShardIndex, Sidecar
-from data_pipelines.labels import POSITIVE, UNKNOWN
-from data_pipelines.source import ShardSource
-from state_store import Field
-from tools.cli import main
-from tools.report.beliefs import probabilities
-from tools.report.page import embedded, render
-from tools.report.recorded_run import curves
+from lacuna import state_store
+from lacuna.data_pipelines.index import ShardIndex, Sidecar
+from lacuna.data_pipelines.labels import POSITIVE, UNKNOWN
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.state_store import Field
+from lacuna.tools.cli import main
+from lacuna.tools.report.beliefs import probabilities
+from lacuna.tools.report.page import embedded, render
+from lacuna.tools.report.recorded_run import curves
+from tests.helpers.launching import last_checkpoint, metrics
+from tests.helpers.naive_scores import naive_scores
 
 
 @pytest.fixture(scope="module")

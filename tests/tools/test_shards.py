@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_pipelines.readers import READERS
-from tools import cli
+from lacuna.data_pipelines.readers import READERS
+from lacuna.tools import cli
 
 
 @pytest.fixture
@@ -82,5 +82,5 @@ def test_absent_dataset(tmp_path, capsys):
 
 def test_make_does_not_wait_for_torch():
     """`make` starts in a second; only `check` needs the decoders."""
-    code = "import sys, tools.shards; sys.exit('torch' in sys.modules)"
+    code = "import sys, lacuna.tools.shards; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

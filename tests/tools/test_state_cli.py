@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import state_store
-from data_pipelines.index import ShardIndex
-from data_pipelines.packing import Layout, pack
-from data_pipelines.readers import digits
-from data_pipelines.source import ShardSource
-from state_store import Constant, Field
-from tools.cli import main
-from trainer.sample_state import SampleState
+from lacuna import state_store
+from lacuna.data_pipelines.index import ShardIndex
+from lacuna.data_pipelines.packing import Layout, pack
+from lacuna.data_pipelines.readers import digits
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.state_store import Constant, Field
+from lacuna.tools.cli import main
+from lacuna.trainer.sample_state import SampleState
 
 FIELDS = [Field("ema", (10,), "uint8", Constant(0.2), range=(0, 1), histogram=True), Field("visits", (), "int32")]
 

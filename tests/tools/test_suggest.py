@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from damaged_shards import blank_out
-from naive_scores import naive_scores
 
-from data_pipelines.errors import UserError
-from data_pipelines.index import ShardIndex, Sidecar
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from data_pipelines.source import ShardSource
-from tools.cli import main
-from tools.passes.trained import open_trained
-from tools.suggest import choose
-from tools.suggestions import COLUMNS, write_sidecar, write_table
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import ShardIndex, Sidecar
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.cli import main
+from lacuna.tools.passes.trained import open_trained
+from lacuna.tools.suggest import choose
+from lacuna.tools.suggest.table import COLUMNS, write_sidecar, write_table
+from tests.helpers.damaged_shards import blank_out
+from tests.helpers.naive_scores import naive_scores
 
 
 def naive_threshold(scores: np.ndarray, labels: np.ndarray, annotated: float, precision: float) -> float:

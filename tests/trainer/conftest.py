@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launching import Launch
-from test_state_resume import en_scl_config
+
+from tests.helpers.launching import Launch
+from tests.trainer.test_state_resume import en_scl_config
 
 
 @pytest.fixture(scope="session")

@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from launching import ROOT, Launch, environment, last_checkpoint, losses, metrics
-from test_resume import config
 
-from data_pipelines.errors import UserError
-from trainer.accumulate import carried, check_two_forwards, gather_outputs
-from trainer.config import DataConfig, ModelConfig
-from trainer.engine import BatchSplit
-from trainer.methods import build_method
-from trainer.methods.base import Outputs, Task
-from trainer.models import build_model
+from lacuna.basics.errors import UserError
+from lacuna.trainer.accumulate import carried, check_two_forwards, gather_outputs
+from lacuna.trainer.config.sections import DataConfig, ModelConfig
+from lacuna.trainer.engine import BatchSplit
+from lacuna.trainer.methods import build_method
+from lacuna.trainer.methods.base import Outputs, Task
+from lacuna.trainer.models.classifier import build_model
+from tests.helpers.launching import ROOT, Launch, environment, last_checkpoint, losses, metrics
+from tests.trainer.test_resume import config
 
 
 @pytest.mark.parametrize(("batch", "micro", "world"), [(32, 0, 1), (32, 5, 2), (10, 4, 1), (9, 4, 1), (7, 100, 1)])
@@ -105,10 +105,10 @@ def test_what_two_forwards_cannot_make_equal_is_refused():
 
 ENGINE = """
 import torch
-from trainer import world
-from trainer.config import parse_config
-from trainer.engine import build_engine
-from trainer.models import build_model
+from lacuna.trainer import world
+from lacuna.trainer.config.sections import parse_config
+from lacuna.trainer.engine import build_engine
+from lacuna.trainer.models.classifier import build_model
 config = parse_config({"name": "x", "data": {"train": {"url": "unused"}, "image_size": 16},
                        "model": {"backbone": "lacuna:tiny"}, "train": {"precision": "bf16"},
                        "phases": [{"name": "a", "epochs": 1, "batch": 2, "lr": 0.1}]}, "x")

@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from method_steps import method_of
-from test_resume import config
 
-from data_pipelines.errors import UserError
-from data_pipelines.index import ShardIndex, SidecarWriter
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
-from data_pipelines.packing import Layout, pack
-from data_pipelines.readers import digits
-from data_pipelines.source import ShardSource
-from data_pipelines.subsets import Subset
-from trainer.assemble import check_method, load_sources, mean_positives
-from trainer.config import parse_config
-from trainer.methods import build_method
-from trainer.methods.base import Task
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import ShardIndex, SidecarWriter
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
+from lacuna.data_pipelines.packing import Layout, pack
+from lacuna.data_pipelines.readers import digits
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.data_pipelines.subsets import Subset
+from lacuna.trainer.assemble import check_method, load_sources, mean_positives
+from lacuna.trainer.config.sections import parse_config
+from lacuna.trainer.methods import build_method
+from lacuna.trainer.methods.base import Task
+from tests.helpers.method_steps import method_of
+from tests.trainer.test_resume import config
 
 
 @pytest.fixture(scope="module")

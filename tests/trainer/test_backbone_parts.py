@@ -9,15 +9,15 @@ import copy
 
 import pytest
 import torch
-from test_models import build, pictures
-from test_resume import config
 
-from data_pipelines.errors import UserError
-from trainer.assemble import load_sources, place_model
-from trainer.config import parse_config
-from trainer.engine import _groups
-from trainer.models import Classifier
-from trainer.world import World
+from lacuna.basics.errors import UserError
+from lacuna.trainer.assemble import load_sources, place_model
+from lacuna.trainer.config.sections import parse_config
+from lacuna.trainer.engine import _groups
+from lacuna.trainer.models.classifier import Classifier
+from lacuna.trainer.world import World
+from tests.trainer.test_models import build, pictures
+from tests.trainer.test_resume import config
 
 LITE = "timm:test_efficientnet"  # conv_stem, bn1, blocks (5 stages), conv_head, bn2
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from trainer.checkpoint import fit_moments
+from lacuna.trainer.checkpoints.checkpoint import fit_moments
 
 
 def trained(kind, memory_format, **options) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

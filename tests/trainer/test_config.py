@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from data_pipelines.errors import UserError
-from trainer.config import parse_config
-from trainer.config_file import load_config, merge
+from lacuna.basics.errors import UserError
+from lacuna.trainer.config.files import load_config, merge
+from lacuna.trainer.config.sections import parse_config
 
 BODY = {"name": "x", "data": {"train": {"url": "/data/train"}, "val": {"url": "/data/val"}},
         "method": {"name": "epr", "expected_positives": 2.0},

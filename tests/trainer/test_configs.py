@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.config_file import load_config
-from trainer.methods import METHODS, build_method
-from trainer.methods.base import Task
-from trainer.validation import validated
+from lacuna.trainer.config.files import load_config
+from lacuna.trainer.config.validation import validated
+from lacuna.trainer.methods import METHODS, build_method
+from lacuna.trainer.methods.base import Task
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = sorted(p for p in (ROOT / "configs").rglob("*.yaml") if p.parent.name != "base")

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launching import Launch, assert_equal_weights, last_checkpoint, losses
-from neighborhoods import make_neighborhood
 from safetensors.torch import load_file
-from test_state_resume import stored
 
-import state_store
-from data_pipelines.index import ShardIndex
-from data_pipelines.packing import Layout, pack
-from data_pipelines.readers import digits
-from data_pipelines.source import ShardSource
-from tools.cli import main
-from trainer.methods import METHODS
-from trainer.methods.base import Method
+from lacuna import state_store
+from lacuna.data_pipelines.index import ShardIndex
+from lacuna.data_pipelines.packing import Layout, pack
+from lacuna.data_pipelines.readers import digits
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.cli import main
+from lacuna.trainer.methods import METHODS
+from lacuna.trainer.methods.base import Method
+from tests.helpers.launching import Launch, assert_equal_weights, last_checkpoint, losses
+from tests.helpers.neighborhoods import make_neighborhood
+from tests.trainer.test_state_resume import stored
 
 SAMPLES, STEPS = 48, 6  # two epochs of three steps
 KILLED = "em_apl"

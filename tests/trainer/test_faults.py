@@ -10,11 +10,11 @@ import signal
 import time
 
 import pytest
-from launching import Launch
-from test_resume import config
 
-from data_pipelines.index import ShardIndex
-from trainer.run import main
+from lacuna.data_pipelines.index import ShardIndex
+from lacuna.trainer.run import main
+from tests.helpers.launching import Launch
+from tests.trainer.test_resume import config
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from fuzzing import LONG, damaged_bytes, damaged_json, fuzz, fuzz_all
 
-from data_pipelines.errors import UserError
-from trainer.checkpoint_files import CheckpointFiles, facts_of
-from trainer.config import parse_config
-from trainer.config_file import load_config
-from trainer.run_folder import RunFolder
-from trainer.world import World
+from lacuna.basics.errors import UserError
+from lacuna.trainer.checkpoints.files import CheckpointFiles, facts_of
+from lacuna.trainer.config.files import load_config
+from lacuna.trainer.config.sections import parse_config
+from lacuna.trainer.run_folder import RunFolder
+from lacuna.trainer.world import World
+from tests.helpers.fuzzing import LONG, damaged_bytes, damaged_json, fuzz, fuzz_all
 
 CONFIG = b"""name: x
 data:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trainer.heatmaps import read_crop, write_crop
+from lacuna.trainer.heatmaps import read_crop, write_crop
 
 FULL = torch.tensor([[0.0, 0.0, 1.0, 1.0]])
 KEEP, FLIP = torch.tensor([False]), torch.tensor([True])

@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from launching import Launch, assert_equal_weights, last_checkpoint, losses, metrics, timeless, weights
 from PIL import Image
 from safetensors.torch import load_file
-from test_resume import config
-from test_state_resume import stored
 
-from data_pipelines.index import ShardIndex, Sidecar
-from data_pipelines.labels import POSITIVE
-from data_pipelines.packing import Layout, pack
-from data_pipelines.readers import imagenet
-from state_store.topk import UNTRACKED
+from lacuna.data_pipelines.index import ShardIndex, Sidecar
+from lacuna.data_pipelines.labels import POSITIVE
+from lacuna.data_pipelines.packing import Layout, pack
+from lacuna.data_pipelines.readers import imagenet
+from lacuna.state_store.topk import UNTRACKED
+from tests.helpers.launching import Launch, assert_equal_weights, last_checkpoint, losses, metrics, timeless, weights
+from tests.trainer.test_resume import config
+from tests.trainer.test_state_resume import stored
 
 ROLE = {"name": "role", "expected_positives": 2.2, "lr": 0.03}
 ESTIMATORS = {

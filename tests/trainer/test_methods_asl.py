@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from loss_checks import assert_finite, assert_float32_close, assert_formula, random_case, sigmoid, total
-from oracles import LOGITS, OBSERVED
 
-from data_pipelines.labels import POSITIVE
+from lacuna.data_pipelines.labels import POSITIVE
+from tests.helpers.loss_checks import assert_finite, assert_float32_close, assert_formula, random_case, sigmoid, total
+from tests.helpers.oracles import LOGITS, OBSERVED
 
 
 def oracle_for(gamma_positive, gamma_negative, clip, focal_gradient):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from loss_checks import sigmoid
-from state_harness import SAMPLES, Harness, labels_of, make_source
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import POSITIVE, UNKNOWN
-from trainer.methods import build_method
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import POSITIVE, UNKNOWN
+from lacuna.trainer.methods import build_method
+from tests.helpers.loss_checks import sigmoid
+from tests.helpers.state_harness import SAMPLES, Harness, labels_of, make_source
 
 SHARES = (0.5, 0.0, 0.3, 0.2)
 

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from oracles import LOGITS, OBSERVED, batch_of, step_of, task_of
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from trainer.methods import METHODS, build_method
-from trainer.methods.base import Outputs
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.trainer.methods import METHODS, build_method
+from lacuna.trainer.methods.base import Outputs
+from tests.helpers.oracles import LOGITS, OBSERVED, batch_of, step_of, task_of
 
 K = {"expected_positives": 1.5}
 GOLDEN = {"an": 0.369787, "an_ls": 0.488532, "wan": 0.150622, "epr": 0.047319, "pr": 0.355057}

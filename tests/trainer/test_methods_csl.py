@@ -6,15 +6,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from loss_checks import assert_finite, assert_float32_close, assert_formula, random_case, sigmoid, total
-from oracles import batch_of, step_of, task_of
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from trainer.methods import build_method
-from trainer.methods.base import Outputs
-from trainer.methods.top_entries import top_entries
-from trainer.priors import read_prior, write_prior
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.trainer.methods import build_method
+from lacuna.trainer.methods.base import Outputs
+from lacuna.trainer.methods.top_entries import top_entries
+from lacuna.trainer.priors import read_prior, write_prior
+from tests.helpers.loss_checks import assert_finite, assert_float32_close, assert_formula, random_case, sigmoid, total
+from tests.helpers.oracles import batch_of, step_of, task_of
 
 PRIOR = np.array([0.5, 0.01, 0.04, 0.2, 0.0, 0.06, 0.03, 0.9, 0.05])
 

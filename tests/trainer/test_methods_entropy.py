@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from loss_checks import assert_finite, assert_float32_close, assert_formula, random_case, sigmoid, total
-from oracles import LOGITS, OBSERVED
 
-from data_pipelines.labels import NEGATIVE, POSITIVE
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE
+from tests.helpers.loss_checks import assert_finite, assert_float32_close, assert_formula, random_case, sigmoid, total
+from tests.helpers.oracles import LOGITS, OBSERVED
 
 
 def oracle_for(weight):

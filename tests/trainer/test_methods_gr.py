@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from loss_checks import assert_finite, assert_float32_close, assert_formula, random_case, sigmoid
 
-from data_pipelines.labels import NEGATIVE, POSITIVE
-from trainer.methods.gr import GrSettings, Schedule, pseudo_positive_entries
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE
+from lacuna.trainer.methods.gr import GrSettings, Schedule, pseudo_positive_entries
+from tests.helpers.loss_checks import assert_finite, assert_float32_close, assert_formula, random_case, sigmoid
 
 COCO = {"slope": (0, 10), "offset": (-2, -8)}
 CUB = {**COCO, "q_negative": 1.5, "q_positive": 0.3}

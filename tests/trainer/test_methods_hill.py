@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from loss_checks import assert_finite, assert_float32_close, assert_formula, random_case, sigmoid, total
-from oracles import LOGITS, OBSERVED
 
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from tests.helpers.loss_checks import assert_finite, assert_float32_close, assert_formula, random_case, sigmoid, total
+from tests.helpers.oracles import LOGITS, OBSERVED
 
 
 def hill_oracle(a, z, fixed, margin=1.0, gamma=2.0, hill=1.5):

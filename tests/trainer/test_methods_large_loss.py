@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from loss_checks import assert_finite, assert_float32_close, assert_formula, random_case, sigmoid, total
-from oracles import LOGITS, OBSERVED, task_of
 
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from trainer.methods import build_method
-from trainer.methods.large_loss import modified_entries
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.trainer.methods import build_method
+from lacuna.trainer.methods.large_loss import modified_entries
+from tests.helpers.loss_checks import assert_finite, assert_float32_close, assert_formula, random_case, sigmoid, total
+from tests.helpers.oracles import LOGITS, OBSERVED, task_of
 
 
 def oracle_for(name, epoch, delta_percent):

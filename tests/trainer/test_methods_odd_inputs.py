@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from method_steps import GRID, WIDTH, Rows, method_of, take_step, total
 
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from trainer.methods.base import Outputs
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.trainer.methods.base import Outputs
+from tests.helpers.method_steps import GRID, WIDTH, Rows, method_of, take_step, total
 
 SHAPES = ((1, 1), (1, 4), (3, 1), (5, 7), (0, 4))
 # name → settings; `phase` says where the method does most.

@@ -7,16 +7,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from loss_checks import sigmoid
-from oracles import batch_of, step_of, task_of
-from state_harness import CLASSES, SAMPLES, Harness, labels_of, logits_at, make_source, pass_logits
 
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from data_pipelines.source import ShardSource
-from trainer.methods import build_method
-from trainer.methods.base import EpochStart, Outputs, Scored
-from trainer.methods.crisp import estimated_priors
-from trainer.world import World
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.trainer.methods import build_method
+from lacuna.trainer.methods.base import EpochStart, Outputs, Scored
+from lacuna.trainer.methods.crisp import estimated_priors
+from lacuna.trainer.world import World
+from tests.helpers.loss_checks import sigmoid
+from tests.helpers.oracles import batch_of, step_of, task_of
+from tests.helpers.state_harness import CLASSES, SAMPLES, Harness, labels_of, logits_at, make_source, pass_logits
 
 EVERY = np.arange(SAMPLES)
 

@@ -7,15 +7,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from loss_checks import random_case
-from method_steps import Model, Rows, images, method_of, take_step
-from oracles import batch_of, step_of, task_of
 
-from data_pipelines.labels import UNKNOWN
-from trainer.methods import build_method
-from trainer.methods.base import Outputs, Step
-from trainer.methods.top_entries import global_cutoff, global_top
-from trainer.world import World
+from lacuna.data_pipelines.labels import UNKNOWN
+from lacuna.trainer.methods import build_method
+from lacuna.trainer.methods.base import Outputs, Step
+from lacuna.trainer.methods.top_entries import global_cutoff, global_top
+from lacuna.trainer.world import World
+from tests.helpers.loss_checks import random_case
+from tests.helpers.method_steps import Model, Rows, images, method_of, take_step
+from tests.helpers.oracles import batch_of, step_of, task_of
 
 EPOCH, EPOCHS = 3, 10
 # The batch-coupled ones first; the others must not depend on how a batch is split either.

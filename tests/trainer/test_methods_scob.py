@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from loss_checks import random_case
-from method_steps import GRID, WIDTH, Model, Rows, images, method_of, take_step, total
-from state_harness import CLASSES, Harness, make_source
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import POSITIVE, UNKNOWN
-from data_pipelines.source import ShardSource
-from data_pipelines.subsets import Subset
-from trainer.methods.base import EpochStart
-from trainer.methods.scob import estimated_correlation, mean_over, seen_cells
-from trainer.world import World
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import POSITIVE, UNKNOWN
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.data_pipelines.subsets import Subset
+from lacuna.trainer.methods.base import EpochStart
+from lacuna.trainer.methods.scob import estimated_correlation, mean_over, seen_cells
+from lacuna.trainer.world import World
+from tests.helpers.loss_checks import random_case
+from tests.helpers.method_steps import GRID, WIDTH, Model, Rows, images, method_of, take_step, total
+from tests.helpers.state_harness import CLASSES, Harness, make_source
 
 
 def cosine(a, b):

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from loss_checks import assert_finite, assert_float32_close, assert_formula, random_case, sigmoid
-from oracles import batch_of, task_of
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from trainer.methods import build_method
-from trainer.methods.soft_exposure import exposed_entries
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.trainer.methods import build_method
+from lacuna.trainer.methods.soft_exposure.baselines import exposed_entries
+from tests.helpers.loss_checks import assert_finite, assert_float32_close, assert_formula, random_case, sigmoid
+from tests.helpers.oracles import batch_of, task_of
 
 SETTINGS = {"ne": {}, "wne": {}, "fe": {}, "ls": {"temperature": 4.0}}
 

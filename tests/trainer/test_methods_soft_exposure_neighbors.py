@@ -5,18 +5,18 @@ import math
 import numpy as np
 import pytest
 import torch
-from loss_checks import sigmoid
-from neighborhoods import annotated_source, make_neighborhood
-from oracles import batch_of, step_of
 
-import state_store
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from trainer.methods import build_method
-from trainer.methods.base import Outputs, Step, Task
-from trainer.methods.soft_exposure_neighbors import SoftExposureSettings, sharpness
-from trainer.neighbors import data_fingerprints
-from trainer.sample_state import StateRows
+from lacuna import state_store
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.trainer.methods import build_method
+from lacuna.trainer.methods.base import Outputs, Step, Task
+from lacuna.trainer.methods.soft_exposure.neighbors import SoftExposureSettings, sharpness
+from lacuna.trainer.neighbors import data_fingerprints
+from lacuna.trainer.sample_state import StateRows
+from tests.helpers.loss_checks import sigmoid
+from tests.helpers.neighborhoods import annotated_source, make_neighborhood
+from tests.helpers.oracles import batch_of, step_of
 
 K, CLASSES, SAMPLES = 4, 12, 30
 READINGS = [{}, {"beta": 2.0, "gamma": 0.3}, {"invert": True}, {"normalize": "separate"}, {"nearest": "median"},

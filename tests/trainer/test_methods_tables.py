@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from loss_checks import sigmoid
-from state_harness import CLASSES, SAMPLES, Harness, labels_of, make_source
-from test_methods_gr import schedule_by_formula
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from data_pipelines.source import ShardSource
-from data_pipelines.subsets import Subset
-from tools.cli import main
-from trainer.methods import build_method
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.data_pipelines.subsets import Subset
+from lacuna.tools.cli import main
+from lacuna.trainer.methods import build_method
+from tests.helpers.loss_checks import sigmoid
+from tests.helpers.state_harness import CLASSES, SAMPLES, Harness, labels_of, make_source
+from tests.trainer.test_methods_gr import schedule_by_formula
 
 NAMES = ("scores", "global", "crop_max", "crop_min")
 

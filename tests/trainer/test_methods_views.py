@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from loss_checks import random_case
-from method_steps import GRID, SIDE, Model, Rows, images, method_of, take_step, task_for, total
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from trainer.methods import build_method
-from trainer.methods.ignore import kept_pixels
-from trainer.methods.lac import Queue, contrastive
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.trainer.methods import build_method
+from lacuna.trainer.methods.ignore import kept_pixels
+from lacuna.trainer.methods.lac import Queue, contrastive
+from tests.helpers.loss_checks import random_case
+from tests.helpers.method_steps import GRID, SIDE, Model, Rows, images, method_of, take_step, task_for, total
 
 
 def case(rows=6, classes=5):

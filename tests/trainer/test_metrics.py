@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, f1_score
 
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from trainer.metrics import (
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.trainer.metrics.collector import ScoreCollector
+from lacuna.trainer.metrics.measures import (
     average_precision,
     f1_counts,
     mean_f1,
@@ -20,8 +21,7 @@ from trainer.metrics import (
     topk_counts,
     write_table,
 )
-from trainer.metrics_collector import ScoreCollector
-from trainer.metrics_ranking import ordered_keys, scores_of
+from lacuna.trainer.metrics.ranking import ordered_keys, scores_of
 
 
 def naive_ap(scores, targets):

@@ -7,9 +7,9 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from trainer.metrics_collector import ScoreCollector
-from trainer.metrics_exchange import Peers
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.trainer.metrics.collector import ScoreCollector
+from lacuna.trainer.metrics.exchange import Peers
 
 # name → (classes, rows of every rank, share of unknown entries, decimals of the scores)
 CASES = {

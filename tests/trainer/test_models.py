@@ -8,9 +8,9 @@ import torch
 import torchvision
 from safetensors.torch import save_file
 
-from data_pipelines.errors import UserError
-from trainer.config import DataConfig, ModelConfig
-from trainer.models import Classifier, build_model
+from lacuna.basics.errors import UserError
+from lacuna.trainer.config.sections import DataConfig, ModelConfig
+from lacuna.trainer.models.classifier import Classifier, build_model
 
 
 def build(backbone: str, size: int = 64, classes: int = 7, **model) -> Classifier:

@@ -16,7 +16,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from launching import (
+
+from lacuna import state_store
+from lacuna.basics.places import RUN_SCRIPT
+from lacuna.tools import launches
+from tests.helpers.launching import (
     ROOT,
     Launch,
     assert_equal_weights,
@@ -28,10 +32,7 @@ from launching import (
     trace,
     weights,
 )
-from test_state_resume import en_scl_config, stored
-
-import state_store
-from tools import launches
+from tests.trainer.test_state_resume import en_scl_config, stored
 
 
 class Nodes:
@@ -89,7 +90,7 @@ class NodesLaunch:
         config.write_text(yaml.safe_dump({**body, "run_folder": str(folder)}))
         hosts.write_text("".join(f"{address} slots=1\n" for address in nodes.addresses))
         assert RECIPE is not None
-        recipe = re.sub(r"--config \S+", f"--config {config}", RECIPE[1]).replace("trainer/run.py", launches.SCRIPT)
+        recipe = re.sub(r"--config \S+", f"--config {config}", RECIPE[1]).replace("trainer/run.py", RUN_SCRIPT)
         recipe = recipe.replace("--hostfile hosts", f"--hostfile {hosts}").replace("29500", str(launches.free_port()))
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.launchers, self.outputs = [], []

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from launching import Launch, last_checkpoint, metrics, timeless, weights
 from safetensors.torch import load
-from test_state_resume import en_scl_config, stored
 
-import state_store
-from data_pipelines import storage
-from tools.passes.trained import open_trained, read_weights
-from trainer.run_folder import _staging_of
+from lacuna import state_store
+from lacuna.basics import storage
+from lacuna.tools.passes.trained import open_trained, read_weights
+from lacuna.trainer.run_folder import _staging_of
+from tests.helpers.launching import Launch, last_checkpoint, metrics, timeless, weights
+from tests.trainer.test_state_resume import en_scl_config, stored
 
 FAULTS = {"500": 0.02, "503": 0.03, "truncate": 0.03, "lost": 0.02, "slow": 0.01}
 

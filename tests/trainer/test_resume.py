@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from launching import (
+from safetensors.torch import load_file
+
+from tests.helpers.launching import (
     Launch,
     assert_equal_weights,
     last_checkpoint,
@@ -23,7 +25,6 @@ from launching import (
     trace,
     weights,
 )
-from safetensors.torch import load_file
 
 LAST = "6"  # the last layer of lacuna:tiny
 EPOCH, EPOCHS = 16, 4  # steps of an epoch, epochs of the three phases

@@ -7,15 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from oracles import batch_of
-from state_harness import CLASSES, SAMPLES, Harness, labels_of, logits_at, make_source, role_loss
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, POSITIVE
-from data_pipelines.source import ShardSource
-from state_store import topk
-from trainer.methods import build_method, lazy_adam
-from trainer.methods.base import Outputs, Step
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.state_store import topk
+from lacuna.trainer.methods import build_method
+from lacuna.trainer.methods.base import Outputs, Step
+from lacuna.trainer.methods.role import lazy_adam
+from tests.helpers.oracles import batch_of
+from tests.helpers.state_harness import CLASSES, SAMPLES, Harness, labels_of, logits_at, make_source, role_loss
 
 K, LR = 2.5, 0.05
 BODY = {"name": "role", "expected_positives": K, "lr": LR}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from data_pipelines.errors import UserError
-from trainer.durations import check_duration, check_positive_duration, clock, to_steps
-from trainer.schedules import lr_factor
+from lacuna.basics.clock import clock
+from lacuna.basics.errors import UserError
+from lacuna.trainer.config.durations import check_duration, check_positive_duration, to_steps
+from lacuna.trainer.schedules import lr_factor
 
 EPOCHS, STEPS = 5, 8
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from oracles import LOGITS, OBSERVED
-from state_harness import CLASSES, SAMPLES, Harness, labels_of, make_source, maps_at, role_loss
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, POSITIVE
-from data_pipelines.source import ShardSource
-from trainer.methods import build_method
-from trainer.methods.base import Step, Task
-from trainer.world import World
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.trainer.methods import build_method
+from lacuna.trainer.methods.base import Step, Task
+from lacuna.trainer.world import World
+from tests.helpers.oracles import LOGITS, OBSERVED
+from tests.helpers.state_harness import CLASSES, SAMPLES, Harness, labels_of, make_source, maps_at, role_loss
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_role_golden_values(tmp_path, source):
 
 
 def test_lazy_adam_golden_trajectory():
-    from trainer.methods import lazy_adam
+    from lacuna.trainer.methods.role import lazy_adam
 
     one = lambda x: torch.tensor([[x]])  # noqa: E731
     phi, m, v = lazy_adam.step(one(0.2), one(0.0), one(0.0), one(0.025253), 1, 0.01)
@@ -67,7 +67,7 @@ def test_three_epochs_of_role_equal_dense_adam_over_all_samples(source, tmp_path
 
     for epoch in range(3):
         harness.epoch(epoch, on_step)
-    from trainer.methods import lazy_adam
+    from lacuna.trainer.methods.role import lazy_adam
 
     last = harness.table("visit")[:, 1].astype(np.int64)
     tables = [torch.from_numpy(harness.table(name)).double() for name in ("phi", "phi_m", "phi_v")]
@@ -108,7 +108,7 @@ def test_role_hands_the_best_phi_over_to_the_next_phase(source, tmp_path):
         dense.copy_(best.clamp(-11.512915, 11.512915))
     adam[0] = torch.optim.Adam([dense], lr=lrs[1])
     harness.epoch(2, on_step, phase=1)
-    from trainer.methods import lazy_adam
+    from lacuna.trainer.methods.role import lazy_adam
 
     tables = [torch.from_numpy(harness.table(name)).double() for name in ("phi", "phi_m", "phi_v")]
     last = harness.table("visit")[:, 1].astype(np.int64)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launching import Launch, assert_equal_weights, last_checkpoint, losses, metrics, timeless
-from test_resume import config
 
-import state_store
+from lacuna import state_store
+from tests.helpers.launching import Launch, assert_equal_weights, last_checkpoint, losses, metrics, timeless
+from tests.trainer.test_resume import config
 
 METHODS = {
     "en_scl": {"name": "en_scl", "start_phase": 1, "expected_positives": 2.2},

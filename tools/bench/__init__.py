@@ -12,19 +12,19 @@ import argparse
 import importlib
 import json
 
-from data_pipelines.errors import UserError
+from lacuna.basics.errors import UserError
 
 # name → module. A module has `run(quick, args) -> dict` (with the key "ratios") and may have `configure(parser)`.
 BENCHES = {
-    "decode": "tools.bench.decode",
-    "loss": "tools.bench.loss",
-    "map": "tools.bench.map",
-    "memory": "tools.bench.memory",
-    "quality": "tools.bench.quality",
-    "remote": "tools.bench.remote",
-    "scale": "tools.bench.scale",
-    "state": "tools.bench.state",
-    "tax": "tools.bench.tax",
+    "decode": "lacuna.tools.bench.decode",
+    "loss": "lacuna.tools.bench.loss",
+    "map": "lacuna.tools.bench.map",
+    "memory": "lacuna.tools.bench.memory",
+    "quality": "lacuna.tools.bench.quality",
+    "remote": "lacuna.tools.bench.remote",
+    "scale": "lacuna.tools.bench.scale",
+    "state": "lacuna.tools.bench.state",
+    "tax": "lacuna.tools.bench.tax",
 }
 
 

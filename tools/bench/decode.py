@@ -31,13 +31,13 @@ from PIL import Image
 from torchvision import transforms
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from data_pipelines.augment import Augment
-from data_pipelines.errors import UserError
-from data_pipelines.packing import SIDECAR_NAME, Layout, pack
-from data_pipelines.plan import EpochPlan
-from data_pipelines.readers import folder
-from data_pipelines.source import ShardSource
-from data_pipelines.stream import EpochStream, SampleMaker
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.augment import Augment
+from lacuna.data_pipelines.packing import SIDECAR_NAME, Layout, pack
+from lacuna.data_pipelines.plan import EpochPlan
+from lacuna.data_pipelines.readers import folder
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.data_pipelines.stream import EpochStream, SampleMaker
 
 SIZE = 224
 SCALE = (0.25, 1.0)

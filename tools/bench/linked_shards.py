@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipelines.index import ShardIndex, Sidecar, SidecarWriter
-from data_pipelines.labels import UNKNOWN, SparseLabels
-from data_pipelines.packing import Layout, pack
-from data_pipelines.readers import Dataset, Sample
+from lacuna.data_pipelines.index import ShardIndex, Sidecar, SidecarWriter
+from lacuna.data_pipelines.labels import UNKNOWN, SparseLabels
+from lacuna.data_pipelines.packing import Layout, pack
+from lacuna.data_pipelines.readers import Dataset, Sample
 
 _DISTINCT = 8  # shards with bytes of their own
 WIDTH = 32

@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from data_pipelines.stream import Batch
-from trainer.methods import build_method
-from trainer.methods.base import Method, Outputs, Step, Task, positive
-from trainer.methods.top_entries import top_entries
-from trainer.world import World
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.data_pipelines.stream import Batch
+from lacuna.trainer.methods import build_method
+from lacuna.trainer.methods.base import Method, Outputs, Step, Task, positive
+from lacuna.trainer.methods.top_entries import top_entries
+from lacuna.trainer.world import World
 
 # The paper's OpenImages settings.
 _CSL = {"name": "csl", "gamma_positive": 1, "gamma_negative": 2, "gamma_unknown": 7}

@@ -21,10 +21,10 @@ from pathlib import Path
 import numpy as np
 from sklearn.metrics import average_precision_score
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from tools.process_memory import peak_resident_bytes, resident_bytes
-from trainer.metrics_collector import ScoreCollector
+from lacuna.basics.errors import UserError
+from lacuna.basics.process_memory import peak_resident_bytes, resident_bytes
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.trainer.metrics.collector import ScoreCollector
 
 _BATCH = 256
 _REPEATS = 3

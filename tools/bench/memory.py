@@ -20,11 +20,11 @@ import time
 import numpy as np
 import yaml
 
-import state_store
-from state_store import Field
-from tools.bench.linked_shards import make_linked
-from tools.launches import Launch, command, environment, read_lines
-from tools.process_memory import peak_resident_bytes
+from lacuna import state_store
+from lacuna.basics.process_memory import peak_resident_bytes
+from lacuna.state_store import Field
+from lacuna.tools.bench.linked_shards import make_linked
+from lacuna.tools.launches import Launch, command, environment, read_lines
 
 _ROWS, _CLASSES, _BATCH, _BUDGET_MB = 500, 1000, 32, 96
 _SIZES = (50_000, 500_000, 5_000_000)

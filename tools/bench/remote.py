@@ -18,17 +18,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data_pipelines import storage
-from data_pipelines.augment import Augment
-from data_pipelines.plan import EpochPlan
-from data_pipelines.source import ShardSource
-from data_pipelines.stream import EpochStream, SampleMaker
-from tools.bench.s3_stand_in import serving
-from tools.bench.tax import make_data
-from trainer.methods import build_method
-from trainer.methods.base import Task
-from trainer.sample_state import SampleState
-from trainer.world import World
+from lacuna.basics import storage
+from lacuna.data_pipelines.augment import Augment
+from lacuna.data_pipelines.plan import EpochPlan
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.data_pipelines.stream import EpochStream, SampleMaker
+from lacuna.tools.bench.s3_stand_in import serving
+from lacuna.tools.bench.tax import make_data
+from lacuna.trainer.methods import build_method
+from lacuna.trainer.methods.base import Task
+from lacuna.trainer.sample_state import SampleState
+from lacuna.trainer.world import World
 
 _BATCH, _STREAMS, _ROWS, _SIDE, _CLASSES = 32, 2, 128, 64, 200
 _WARM_UP = 10  # steps: every stream has opened its first shards by then

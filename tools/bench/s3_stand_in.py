@@ -26,7 +26,7 @@ _NAMESPACE = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 @contextmanager
 def serving(latency: float) -> Iterator[dict[str, str]]:
     """A server for the length of the block; the environment variables that lead to it."""
-    process = subprocess.Popen([sys.executable, "-m", "tools.bench.s3_stand_in", str(latency)], text=True,
+    process = subprocess.Popen([sys.executable, "-m", "lacuna.tools.bench.s3_stand_in", str(latency)], text=True,
                                stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None

@@ -19,8 +19,8 @@ import tempfile
 
 import yaml
 
-from tools.bench.tax import make_data
-from tools.launches import Launch, command, environment, read_lines
+from lacuna.tools.bench.tax import make_data
+from lacuna.tools.launches import Launch, command, environment, read_lines
 
 _CLASSES, _WARM_UP, _STEPS_A_TURN = 80, 3, 5
 

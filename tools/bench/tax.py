@@ -21,17 +21,17 @@ import numpy as np
 import torch
 from PIL import Image
 
-from data_pipelines.labels import UNKNOWN, SparseLabels
-from data_pipelines.packing import Layout, pack
-from data_pipelines.readers import Dataset, Sample
-from data_pipelines.stream import Batch
-from trainer import world as worlds
-from trainer.assemble import build_run
-from trainer.checkpoint import Position
-from trainer.config import parse_config
-from trainer.loop import Run, open_state
-from trainer.phase import Phase
-from trainer.sample_state import SampleState, StateRows
+from lacuna.data_pipelines.labels import UNKNOWN, SparseLabels
+from lacuna.data_pipelines.packing import Layout, pack
+from lacuna.data_pipelines.readers import Dataset, Sample
+from lacuna.data_pipelines.stream import Batch
+from lacuna.trainer import world as worlds
+from lacuna.trainer.assemble import build_run
+from lacuna.trainer.checkpoints.checkpoint import Position
+from lacuna.trainer.config.sections import parse_config
+from lacuna.trainer.phase import Phase
+from lacuna.trainer.sample_state import SampleState, StateRows
+from lacuna.trainer.whole_run import Run, open_state
 
 _METHODS: dict[str, dict] = {
     "an": {"name": "an"},

@@ -18,20 +18,20 @@ import argparse
 import json
 import os
 
-from data_pipelines.errors import UserError
-from data_pipelines.source import ShardSource
-from tools.explore.columns import Beliefs, Columns, build
-from tools.explore.decisions import Decisions
-from tools.explore.desk import Desk
-from tools.explore.server import HOST, make_server
-from tools.heatmaps import keeps_heatmaps
-from tools.passes.parts import fingerprint_of
-from tools.passes.pool import add_pool_arguments, open_pool, pool_settings
-from tools.passes.scoring import ScoreJob, shard_rows
-from tools.passes.trained import open_trained
-from tools.report.beliefs import belief_field, state_view
-from tools.report.recorded_run import RecordedRun
-from tools.run_files import output_folder
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.explore.columns import Beliefs, Columns, build
+from lacuna.tools.explore.decisions import Decisions
+from lacuna.tools.explore.desk import Desk
+from lacuna.tools.explore.server import HOST, make_server
+from lacuna.tools.heatmaps import keeps_heatmaps
+from lacuna.tools.passes.parts import fingerprint_of
+from lacuna.tools.passes.pool import add_pool_arguments, open_pool, pool_settings
+from lacuna.tools.passes.scoring import ScoreJob, shard_rows
+from lacuna.tools.passes.trained import open_trained
+from lacuna.tools.report.beliefs import belief_field, state_view
+from lacuna.tools.report.recorded_run import RecordedRun
+from lacuna.tools.run_files import output_folder
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

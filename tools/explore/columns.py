@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
-from data_pipelines.npy_header import alone
-from data_pipelines.source import ShardSource
-from tools.progress import Progress
+from lacuna.basics import storage
+from lacuna.basics.npy_header import alone
+from lacuna.basics.progress import Progress
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
+from lacuna.data_pipelines.source import ShardSource
 
 PLACE = np.dtype([("shard", "<i4"), ("row", "<i4"), ("score", "<f4")])
 NOWHERE = -1  # shard of an empty place

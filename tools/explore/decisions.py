@@ -7,10 +7,10 @@ import os
 import threading
 import time
 
-from data_pipelines.errors import UserError
-from data_pipelines.index import Sidecar
-from data_pipelines.labels import NEGATIVE, POSITIVE
-from tools.suggestions import check_format, write_sidecar, write_table
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import Sidecar
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE
+from lacuna.tools.suggest.table import check_format, write_sidecar, write_table
 
 ACCEPT, REJECT, UNDO = "accept", "reject", "undo"
 Entry = tuple[int, int, int]  # shard, row, class

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from data_pipelines.decode import DecodeError, decode_image
-from data_pipelines.errors import UserError
-from data_pipelines.source import OpenShard, ShardSource
-from state_store.store import SnapshotReader
-from tools.explore.columns import Beliefs, Columns
-from tools.explore.decisions import Decisions
-from tools.heatmaps import maps_of, overlay
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.decode import DecodeError, decode_image
+from lacuna.data_pipelines.source import OpenShard, ShardSource
+from lacuna.state_store.store import SnapshotReader
+from lacuna.tools.explore.columns import Beliefs, Columns
+from lacuna.tools.explore.decisions import Decisions
+from lacuna.tools.heatmaps import maps_of, overlay
 
 _KEPT = 8  # shards in memory at a time, of every kind
 _PAGE = 200

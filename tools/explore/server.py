@@ -12,8 +12,8 @@ from importlib import resources
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from data_pipelines.errors import UserError
-from tools.explore.desk import Desk
+from lacuna.basics.errors import UserError
+from lacuna.tools.explore.desk import Desk
 
 HOST = "127.0.0.1"
 HEADER = "X-Lacuna"
@@ -66,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
         if url.path in _FILES:
             name, kind = _FILES[url.path]
-            self._bytes(200, kind + "; charset=utf-8", (resources.files("tools.explore") / name).read_bytes())
+            self._bytes(200, kind + "; charset=utf-8", (resources.files("lacuna.tools.explore") / name).read_bytes())
         elif url.path == "/api/overview":
             self._send(200, self.desk.overview())
         elif url.path == "/api/list":

@@ -17,16 +17,16 @@ import argparse
 import json
 import sys
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE
-from data_pipelines.source import ShardSource
-from tools.neighbors.approximate import import_faiss
-from tools.neighbors.featuring import Backbone
-from tools.neighbors.making import Wishes, aligned_features, make_neighbors
-from tools.passes.pool import absolute, add_pool_arguments, open_pool, pool_settings
-from tools.passes.trained import open_trained
-from trainer.neighbors import DISTANCES, FACTS_NAME, MOST_NEIGHBORS
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.neighbors.approximate import import_faiss
+from lacuna.tools.neighbors.featuring import Backbone
+from lacuna.tools.neighbors.making import Wishes, aligned_features, make_neighbors
+from lacuna.tools.passes.pool import absolute, add_pool_arguments, open_pool, pool_settings
+from lacuna.tools.passes.trained import open_trained
+from lacuna.trainer.neighbors import DISTANCES, FACTS_NAME, MOST_NEIGHBORS
 
 _MANY = 1_000_000  # samples above which an exact search takes long without GPUs
 

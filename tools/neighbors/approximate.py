@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from data_pipelines.errors import UserError
-from data_pipelines.source import ShardSource
-from tools.neighbors.searching import sample_numbers
-from tools.neighbors.vectors import VectorReader
-from tools.progress import progress
+from lacuna.basics.errors import UserError
+from lacuna.basics.progress import progress
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.neighbors.searching import sample_numbers
+from lacuna.tools.neighbors.vectors import VectorReader
 
 _LISTS_PER_ROOT = 4  # lists = 4·√N, as faiss advises
 _TRAINING_PER_LIST = 64

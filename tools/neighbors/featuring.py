@@ -13,17 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data_pipelines import storage
-from data_pipelines.index import Members, Shard, ShardIndex, SidecarWriter
-from data_pipelines.source import ShardSource
-from data_pipelines.subsets import Subset
-from data_pipelines.tar_writer import TarWriter
-from tools.passes.parts import fingerprint_of
-from tools.passes.pool import Pool
-from tools.passes.scoring import ShardModel, on_this_device, pass_facts
-from tools.passes.trained import Trained
-from trainer.config import Config, parse_config
-from trainer.models import Classifier, build_model
+from lacuna.basics import storage
+from lacuna.data_pipelines.index import Members, Shard, ShardIndex, SidecarWriter
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.data_pipelines.subsets import Subset
+from lacuna.data_pipelines.tar_writer import TarWriter
+from lacuna.tools.passes.parts import fingerprint_of
+from lacuna.tools.passes.pool import Pool
+from lacuna.tools.passes.scoring import ShardModel, on_this_device, pass_facts
+from lacuna.tools.passes.trained import Trained
+from lacuna.trainer.config.sections import Config, parse_config
+from lacuna.trainer.models.classifier import Classifier, build_model
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 import numpy as np
 from fsspec.core import url_to_fs
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.index import ShardIndex
-from data_pipelines.source import ShardSource
-from tools.neighbors.approximate import build_index
-from tools.neighbors.featuring import Backbone, write_features
-from tools.neighbors.medians import MedianJob, class_distances, collect_medians, plan_groups
-from tools.neighbors.merging import merge_parts, padded
-from tools.neighbors.searching import SearchJob
-from tools.neighbors.storing import write_neighborhood
-from tools.neighbors.vectors import check_bad
-from tools.passes.parts import Parts
-from tools.passes.pool import Pool
-from tools.passes.scoring import shard_rows
-from tools.passes.trained import Trained
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import ShardIndex
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.neighbors.approximate import build_index
+from lacuna.tools.neighbors.featuring import Backbone, write_features
+from lacuna.tools.neighbors.medians import MedianJob, class_distances, collect_medians, plan_groups
+from lacuna.tools.neighbors.merging import merge_parts, padded
+from lacuna.tools.neighbors.searching import SearchJob
+from lacuna.tools.neighbors.storing import write_neighborhood
+from lacuna.tools.neighbors.vectors import check_bad
+from lacuna.tools.passes.parts import Parts
+from lacuna.tools.passes.pool import Pool
+from lacuna.tools.passes.scoring import shard_rows
+from lacuna.tools.passes.trained import Trained
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data_pipelines.hashing import mix, uniform_array
-from data_pipelines.source import ShardSource
-from tools.neighbors.searching import features_print, sample_numbers
-from tools.neighbors.vectors import VectorReader
-from tools.passes.parts import Parts, fingerprint_of
+from lacuna.basics.hashing import mix, uniform_array
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.neighbors.searching import features_print, sample_numbers
+from lacuna.tools.neighbors.vectors import VectorReader
+from lacuna.tools.passes.parts import Parts, fingerprint_of
 
 _FLOAT_BYTES = 4
 

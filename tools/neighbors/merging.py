@@ -9,11 +9,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from data_pipelines.index import Sidecar
-from data_pipelines.labels import SparseLabels
-from tools.passes.parts import Parts, fingerprint_of
-from tools.progress import Progress
-from trainer.neighbors import NONE
+from lacuna.basics.progress import Progress
+from lacuna.data_pipelines.index import Sidecar
+from lacuna.data_pipelines.labels import SparseLabels
+from lacuna.tools.passes.parts import Parts, fingerprint_of
+from lacuna.trainer.neighbors import NONE
 
 
 def all_labels(sidecar: Sidecar) -> SparseLabels:

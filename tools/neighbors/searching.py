@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from data_pipelines.source import ShardSource
-from tools.neighbors.vectors import VectorReader
-from tools.passes.parts import fingerprint_of
-from trainer.neighbors import NONE
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.neighbors.vectors import VectorReader
+from lacuna.tools.passes.parts import fingerprint_of
+from lacuna.trainer.neighbors import NONE
 
 _QUERY_ROWS, _BASE_ROWS = 256, 8192  # of one matrix product: 8 MB of similarities, 23 MB of candidates at D = 2048
 Arrays = Mapping[str, np.ndarray]
@@ -53,7 +53,7 @@ class SearchJob:
         reader = VectorReader(self.source, self.memory)
         starts = sample_numbers(self.source)
         if self.ivf is not None:
-            from tools.neighbors.approximate import IvfSearch
+            from lacuna.tools.neighbors.approximate import IvfSearch
 
             search: Callable[[int], tuple[np.ndarray, np.ndarray]] = IvfSearch(self.ivf, reader, starts, self.k)
         else:

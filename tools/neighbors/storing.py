@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from fsspec.core import url_to_fs
 
-import state_store
-from data_pipelines import storage
-from data_pipelines.source import ShardSource
-from trainer.neighbors import (
+from lacuna import state_store
+from lacuna.basics import storage
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.trainer.neighbors import (
     DISTANCES_NAME,
     FACTS_NAME,
     MEDIANS_NAME,

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipelines.decode import DecodeError, decode_vector
-from data_pipelines.errors import UserError
-from data_pipelines.npy_header import alone
-from data_pipelines.source import OpenShard, ShardSource
+from lacuna.basics.errors import UserError
+from lacuna.basics.npy_header import alone
+from lacuna.data_pipelines.decode import DecodeError, decode_vector
+from lacuna.data_pipelines.source import OpenShard, ShardSource
 
 _MOST_BAD = 0.001  # of a dataset's rows, as in training
 

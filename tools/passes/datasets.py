@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from data_pipelines.errors import UserError
-from data_pipelines.source import ShardSource
-from tools.passes.trained import Trained, check_classes
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.passes.trained import Trained, check_classes
 
 
 def open_dataset(trained: Trained, url: str, labels: str, subset: str | None) -> ShardSource:

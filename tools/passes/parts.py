@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.npy_header import alone
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.basics.npy_header import unpacked
 
 
 def fingerprint_of(**facts) -> str:
@@ -52,14 +52,8 @@ class Parts:
 
     def read(self, shard: int) -> dict[str, np.ndarray]:
         url = self.url(shard)
-
-        def unpacked() -> dict[str, np.ndarray]:
-            with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-                return {name: archive[name] for name in archive.files}
-
         try:
-            data = storage.read_bytes(url)
-            return alone(unpacked)
+            return unpacked(storage.read_bytes(url))
         except FileNotFoundError:
             raise UserError(f"{url}: a worker wrote this file, but it is not here. Give --parts a folder that all "
                             "nodes share, or an s3:// URL.") from None

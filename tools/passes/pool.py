@@ -21,10 +21,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from data_pipelines.errors import UserError
-from tools.passes.parts import Parts, absolute
-from tools.progress import Progress
-from tools.run_files import parts_folder
+from lacuna.basics.errors import UserError
+from lacuna.basics.progress import Progress
+from lacuna.tools.passes.parts import Parts, absolute
+from lacuna.tools.run_files import parts_folder
 
 _ATTEMPTS = 3  # deaths of workers over one shard, or while starting: more is no accident
 _OBJECT_STORE_BYTES = 128 << 20  # only the job itself travels through it

@@ -14,15 +14,15 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from data_pipelines.plan import EpochPlan
-from data_pipelines.source import ShardSource
-from data_pipelines.stream import BadSample
-from tools.passes.parts import absolute, fingerprint_of
-from tools.passes.trained import Trained, load_model
-from trainer.config import Config
-from trainer.evaluate import EVAL_BATCH, autocast, eval_stream, model_inputs
-from trainer.models import Classifier
-from trainer.world import World
+from lacuna.data_pipelines.plan import EpochPlan
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.data_pipelines.stream import BadSample
+from lacuna.tools.passes.parts import absolute, fingerprint_of
+from lacuna.tools.passes.trained import Trained, load_model
+from lacuna.trainer.config.sections import Config
+from lacuna.trainer.evaluate import EVAL_BATCH, autocast, eval_stream, model_inputs
+from lacuna.trainer.models.classifier import Classifier
+from lacuna.trainer.world import World
 
 T = TypeVar("T")
 Arrays = Mapping[str, np.ndarray]

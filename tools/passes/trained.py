@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 import torch
 from safetensors.torch import load
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.index import ShardIndex
-from data_pipelines.source import ShardSource
-from tools.passes.parts import absolute
-from tools.run_files import read_file, run_config
-from trainer.checkpoint import COMMIT
-from trainer.config import Config
-from trainer.models import Classifier, build_model
-from trainer.run_log import CLASS_LIST
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import ShardIndex
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.passes.parts import absolute
+from lacuna.tools.run_files import read_file, run_config
+from lacuna.trainer.checkpoints.checkpoint import COMMIT
+from lacuna.trainer.config.sections import Config
+from lacuna.trainer.models.classifier import Classifier, build_model
+from lacuna.trainer.run_log import CLASS_LIST
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from tools.progress import progress
-from tools.report.beliefs import beliefs_of
-from tools.report.comparing import class_table, config_differences, gap_closed
-from tools.report.page import render
-from tools.report.recorded_run import RecordedRun
-from tools.report.strips import strips_of
-from tools.run_files import output_folder
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.basics.progress import progress
+from lacuna.tools.report.beliefs import beliefs_of
+from lacuna.tools.report.comparing import class_table, config_differences, gap_closed
+from lacuna.tools.report.page import render
+from lacuna.tools.report.recorded_run import RecordedRun
+from lacuna.tools.report.strips import strips_of
+from lacuna.tools.run_files import output_folder
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from data_pipelines.errors import UserError
-from data_pipelines.index import Sidecar, sidecar_names
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from data_pipelines.source import ShardSource
-from state_store.fields import Field
-from state_store.store import StateStore
-from tools.report.recorded_run import Lacks, RecordedRun
-from trainer.metrics import average_precision
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.index import Sidecar, sidecar_names
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.state_store.fields import Field
+from lacuna.state_store.store import StateStore
+from lacuna.tools.report.recorded_run import Lacks, RecordedRun
+from lacuna.trainer.metrics.measures import average_precision
 
 BINS = 20
 _MOST_ENTRIES = 50_000_000  # 200 MB of beliefs at a time
@@ -119,8 +119,8 @@ def probabilities(field: Field, stored: np.ndarray) -> np.ndarray:
 
 
 def _checkpoint_views(folder: RecordedRun, source: ShardSource) -> Iterator[View]:
-    from tools.passes.scoring import on_this_device, score
-    from tools.passes.trained import finished_checkpoints, open_trained
+    from lacuna.tools.passes.scoring import on_this_device, score
+    from lacuna.tools.passes.trained import finished_checkpoints, open_trained
 
     checkpoints = finished_checkpoints(folder.path)
     if not checkpoints:

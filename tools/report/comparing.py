@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.report.recorded_run import RecordedRun
-from trainer.config import flat
+from lacuna.tools.report.recorded_run import RecordedRun
+from lacuna.trainer.config.sections import flat
 
 _BASELINE = "an"
 

@@ -13,7 +13,7 @@ _FILES = {"/*style*/": ("page.css",), "/*script*/": ("charts.js", "page.js")}
 
 
 def render(data: dict[str, Any]) -> str:
-    folder = resources.files("tools.report")
+    folder = resources.files("lacuna.tools.report")
     page = (folder / "page.html").read_text("utf-8")
     names = ", ".join(run["name"] for run in data["runs"])
     page = page.replace("<!--title-->", html.escape(f"Lacuna: {names}"))

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import state_store
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE
-from data_pipelines.source import ShardSource
-from state_store.store import StateStore
-from tools.passes.parts import absolute
-from tools.run_files import read_file, run_config, run_name, state_url
-from trainer.config import Config
-from trainer.run_folder import METRICS
-from trainer.run_log import metric_lines
+from lacuna import state_store
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE
+from lacuna.data_pipelines.source import ShardSource
+from lacuna.state_store.store import StateStore
+from lacuna.tools.passes.parts import absolute
+from lacuna.tools.run_files import read_file, run_config, run_name, state_url
+from lacuna.trainer.config.sections import Config
+from lacuna.trainer.run_folder import METRICS
+from lacuna.trainer.run_log import metric_lines
 
 Lacks = Callable[[str, str], None]  # (what, why) → a line in the page's list of what is absent
 _POINTS = 800  # of a curve: more cannot be told apart on a screen

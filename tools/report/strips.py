@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from data_pipelines.decode import decode_image
-from data_pipelines.index import Sidecar
-from data_pipelines.source import OpenShard
-from tools.heatmaps import keeps_heatmaps, maps_of, overlay
-from tools.report.beliefs import full_labels, step_of
-from tools.report.recorded_run import Lacks, RecordedRun
+from lacuna.data_pipelines.decode import decode_image
+from lacuna.data_pipelines.index import Sidecar
+from lacuna.data_pipelines.source import OpenShard
+from lacuna.tools.heatmaps import keeps_heatmaps, maps_of, overlay
+from lacuna.tools.report.beliefs import full_labels, step_of
+from lacuna.tools.report.recorded_run import Lacks, RecordedRun
 
 _SIDE = 96
 _MOMENTS = 8

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 
-from data_pipelines.errors import UserError
-from trainer.methods import (
+from lacuna.basics.errors import UserError
+from lacuna.trainer.config.validation import validated
+from lacuna.trainer.methods import (
     asl,
     ccd,
     cole,
@@ -19,16 +20,15 @@ from trainer.methods import (
     lac,
     large_loss,
     mime,
-    role,
     scob,
     scpnet,
-    soft_exposure,
     verelst,
     vlpl,
 )
-from trainer.methods import soft_exposure_neighbors as se
-from trainer.methods.base import Method, Task
-from trainer.validation import validated
+from lacuna.trainer.methods.base import Method, Task
+from lacuna.trainer.methods.role import method as role
+from lacuna.trainer.methods.soft_exposure import baselines as soft_exposure
+from lacuna.trainer.methods.soft_exposure import neighbors as se
 
 METHODS: dict[str, type[Method]] = {
     "bce": cole.Bce,

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from data_pipelines.stream import Batch
-from state_store import Field
-from trainer.world import World
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.data_pipelines.stream import Batch
+from lacuna.state_store import Field
+from lacuna.trainer.world import World
 
 if TYPE_CHECKING:
-    from trainer.sample_state import SampleState, StateRows
+    from lacuna.trainer.sample_state import SampleState, StateRows
 
 
 class Settings(BaseModel):

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from state_store.passes import map_shards
-from trainer.methods.base import positive, unknown
-from trainer.metrics_exchange import Peers
-from trainer.sample_state import SampleState, StateRows
+from lacuna.trainer.methods.base import positive, unknown
+from lacuna.trainer.metrics.exchange import Peers
+from lacuna.trainer.sample_state import SampleState, StateRows
 
 
 @dataclass(frozen=True)
@@ -46,16 +45,12 @@ class Cardinalities:
 
 def matched(state: SampleState, field: str, shares: tuple[float, ...]) -> Cardinalities:
     """Deal the numbers of positives out; 16 bytes a sample are held on every rank meanwhile."""
-    session, source, world = state.session, state.source, state.world
-    longest = session.schema.max_rows
+    world, longest = state.world, state.session.schema.max_rows
 
-    def sums(shard: int, rows: dict[str, np.ndarray]) -> np.ndarray:
-        counts = rows[field].astype(np.int64).sum(1)
-        numbers = shard * longest + np.arange(len(counts))
-        used = slice(None) if source.subset is None else source.subset.mask(shard)
-        return np.stack([counts[used], numbers[used]], 1)
+    def sums(shard: int, rows: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        return np.stack([scores.astype(np.int64).sum(1), shard * longest + rows], 1)
 
-    parts = list(map_shards(session, [field], sums, range(world.rank, session.schema.shards, world.size)))
+    parts = list(state.map_rows(field, sums))
     mine = np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
     every = np.concatenate(Peers(world.control if world.size > 1 else None).gather(mine)).reshape(-1, 2)
     every = every[np.lexsort((every[:, 1], every[:, 0]))]

@@ -17,11 +17,10 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from data_pipelines.errors import UserError
-from data_pipelines.stream import Batch
-from state_store.passes import map_shards
-from trainer.methods.base import EpochStart, LossTerms, Outputs, Step, negative, positive
-from trainer.methods.score_table import ScoreSettings, TableMethod
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.stream import Batch
+from lacuna.trainer.methods.base import EpochStart, LossTerms, Outputs, Step, negative, positive
+from lacuna.trainer.methods.score_table import ScoreSettings, TableMethod
 
 
 class CcdSettings(ScoreSettings):
@@ -65,15 +64,9 @@ class Ccd(TableMethod):
         if self.bias is not None:
             return
         assert start.state is not None
-        session, world, subset = start.state.session, start.world, start.state.source.subset
-        keep = self.settings.max_entropy  # type: ignore[attr-defined]
-
-        def of_shard(shard: int, rows: dict[str, np.ndarray]) -> np.ndarray:
-            used = slice(None) if subset is None else subset.mask(shard)
-            return top_sums(rows["scores"][used], keep)
-
+        world, keep = start.world, self.settings.max_entropy  # type: ignore[attr-defined]
         sums = np.zeros((2, self.task.classes))
-        for part in map_shards(session, ["scores"], of_shard, range(world.rank, session.schema.shards, world.size)):
+        for part in start.state.map_rows("scores", lambda _, rows, scores: top_sums(scores, keep)):
             sums += part
         total, count = world.global_sum(torch.from_numpy(sums).to(world.device)).cpu()
         if (total < 0).any():

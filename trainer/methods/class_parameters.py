@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from trainer.methods import lazy_adam
-from trainer.methods.base import Step
+from lacuna.trainer.methods.base import Step
+from lacuna.trainer.methods.role import lazy_adam
 
 
 class ClassParameters:

@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from data_pipelines.stream import Batch
-from trainer.methods.base import (
+from lacuna.data_pipelines.stream import Batch
+from lacuna.trainer.methods.base import (
     LossTerms,
     Method,
     Outputs,

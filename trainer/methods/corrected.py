@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from data_pipelines.labels import POSITIVE
-from state_store import Field
-from trainer.methods.base import unknown
+from lacuna.data_pipelines.labels import POSITIVE
+from lacuna.state_store import Field
+from lacuna.trainer.methods.base import unknown
 
 CORRECTED = "corrected"
 

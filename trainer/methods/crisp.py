@@ -17,9 +17,9 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from data_pipelines.stream import Batch
-from trainer.methods.base import EpochStart, LossTerms, Method, Outputs, Settings, Step, negative, positive
-from trainer.methods.cole import log_loss
+from lacuna.data_pipelines.stream import Batch
+from lacuna.trainer.methods.base import EpochStart, LossTerms, Method, Outputs, Settings, Step, negative, positive
+from lacuna.trainer.methods.cole import log_loss
 
 log = logging.getLogger("lacuna")
 _IMPLAUSIBLE = 0.5  # mean prior: half of all labels positive

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 
-from data_pipelines.stream import Batch
-from trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, Task, positive, unknown
-from trainer.methods.known_gradient import WithGradient, cached_blocks, numbers
-from trainer.methods.top_entries import global_top, top_entries
-from trainer.priors import read_prior
+from lacuna.data_pipelines.stream import Batch
+from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, Task, positive, unknown
+from lacuna.trainer.methods.known_gradient import WithGradient, cached_blocks, numbers
+from lacuna.trainer.methods.top_entries import global_top, top_entries
+from lacuna.trainer.priors import read_prior
 
 _FLOOR = 1e-8
 _FAR_BELOW = -3e38  # ranks known entries under every unknown one; finite, because 0 · inf is NaN

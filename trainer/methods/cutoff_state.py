@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from state_store.cutoffs import Cutoffs
+from lacuna.state_store.cutoffs import Cutoffs
 
 CUTOFF_STATE = {"codes": "int64 [L]", "bounds": "uint64 [L]", "rule": "uint64 [3]"}  # a method's class_state
 

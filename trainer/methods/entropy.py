@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from data_pipelines.stream import Batch
-from state_store import Field as StateField
-from state_store.cutoffs import Cutoffs
-from trainer.methods.base import (
+from lacuna.data_pipelines.stream import Batch
+from lacuna.state_store import Field as StateField
+from lacuna.state_store.cutoffs import Cutoffs
+from lacuna.trainer.methods.base import (
     EpochStart,
     LossTerms,
     Masked,
@@ -30,8 +30,8 @@ from trainer.methods.base import (
     positive,
     unknown,
 )
-from trainer.methods.cole import log_loss
-from trainer.methods.cutoff_state import CUTOFF_STATE, from_tensors, to_tensors
+from lacuna.trainer.methods.cole import log_loss
+from lacuna.trainer.methods.cutoff_state import CUTOFF_STATE, from_tensors, to_tensors
 
 PAPER = "Zhou et al., Acknowledging the Unknown for Multi-Label Learning with Single Positive Labels, ECCV 2022"
 

@@ -14,11 +14,11 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from data_pipelines.stream import Batch
-from trainer.methods.base import LossTerms, Outputs, Settings, Step, Task, expected_positives, positive
-from trainer.methods.cole import expected_positives_penalty
-from trainer.methods.gr import GrSettings, Schedule, known_or, pseudo_positive_entries, robust_entries
-from trainer.methods.score_table import PseudoPositiveSettings, TableMethod, pseudo_positives
+from lacuna.data_pipelines.stream import Batch
+from lacuna.trainer.methods.base import LossTerms, Outputs, Settings, Step, Task, expected_positives, positive
+from lacuna.trainer.methods.cole import expected_positives_penalty
+from lacuna.trainer.methods.gr import GrSettings, Schedule, known_or, pseudo_positive_entries, robust_entries
+from lacuna.trainer.methods.score_table import PseudoPositiveSettings, TableMethod, pseudo_positives
 
 _PAPER = ("Tran et al., More Reliable Pseudo-Labels, Better Performance: A Generalized Approach to Single Positive "
           "Multi-Label Learning, ICCV 2025")

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from data_pipelines.stream import Batch
-from trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, negative, positive
+from lacuna.data_pipelines.stream import Batch
+from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, negative, positive
 
 _EPSILON = 1e-7
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from data_pipelines.stream import Batch
-from trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, positive, unknown
+from lacuna.data_pipelines.stream import Batch
+from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, positive, unknown
 
 _PAPER = "Zhang et al., Simple and Robust Loss Design for Multi-Label Learning with Missing Labels, 2021"
 

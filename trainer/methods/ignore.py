@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from data_pipelines.stream import Batch
-from trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, Task, positive, unknown
-from trainer.methods.cole import log_loss
+from lacuna.data_pipelines.stream import Batch
+from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, Task, positive, unknown
+from lacuna.trainer.methods.cole import log_loss
 
 
 class IgnoreSettings(Settings):

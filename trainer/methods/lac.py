@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from data_pipelines.stream import Batch
-from trainer.methods.all_ranks import rows_of_all_ranks
-from trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, Task, negative, positive
-from trainer.methods.large_loss import assume_negative
-from trainer.methods.top_entries import global_top
+from lacuna.data_pipelines.stream import Batch
+from lacuna.trainer.methods.all_ranks import rows_of_all_ranks
+from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, Task, negative, positive
+from lacuna.trainer.methods.large_loss import assume_negative
+from lacuna.trainer.methods.top_entries import global_top
 
 
 class LacSettings(Settings):
@@ -96,7 +96,8 @@ class Lac(Method):
         mine = places[chosen].sort().values
         rows, classes = mine // sure.shape[1], mine % sure.shape[1]
         views = [F.normalize(self.projector(attended(view, rows, classes)), dim=1) for view in (outputs, strong)]
-        return rows_of_all_ranks(torch.stack(views, 1), step.world), rows_of_all_ranks(classes, step.world)
+        features, classes = rows_of_all_ranks(step.world, torch.stack(views, 1), classes)
+        return features, classes
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"queue": self.queue.features, "classes": self.queue.classes, "pointer": self.queue.pointer}

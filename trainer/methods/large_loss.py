@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from data_pipelines.stream import Batch
-from state_store import Field as StateField
-from trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, positive, unknown
-from trainer.methods.corrected import CORRECTED, corrected_field, with_corrected
-from trainer.methods.top_entries import global_cutoff
+from lacuna.data_pipelines.stream import Batch
+from lacuna.state_store import Field as StateField
+from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, positive, unknown
+from lacuna.trainer.methods.corrected import CORRECTED, corrected_field, with_corrected
+from lacuna.trainer.methods.top_entries import global_cutoff
 
 PAPER = "Kim et al., Large Loss Matters in Weakly Supervised Multi-Label Classification, CVPR 2022"
 

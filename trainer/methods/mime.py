@@ -10,11 +10,11 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from data_pipelines.stream import Batch
-from state_store import Field as StateField
-from trainer.methods.base import EpochStart, LossTerms, Method, Outputs, Settings, Step, positive, unknown
-from trainer.methods.cole import log_loss
-from trainer.methods.corrected import CORRECTED, corrected_field, with_corrected
+from lacuna.data_pipelines.stream import Batch
+from lacuna.state_store import Field as StateField
+from lacuna.trainer.methods.base import EpochStart, LossTerms, Method, Outputs, Settings, Step, positive, unknown
+from lacuna.trainer.methods.cole import log_loss
+from lacuna.trainer.methods.corrected import CORRECTED, corrected_field, with_corrected
 
 
 class MimeSettings(Settings):

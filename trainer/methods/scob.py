@@ -21,12 +21,11 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from data_pipelines.stream import Batch
-from state_store.passes import map_shards
-from trainer.methods.all_ranks import rows_of_all_ranks
-from trainer.methods.base import EpochStart, LossTerms, Outputs, Step, Task, positive
-from trainer.methods.role import EstimateSettings, Role
-from trainer.sample_state import SampleState
+from lacuna.data_pipelines.stream import Batch
+from lacuna.trainer.methods.all_ranks import rows_of_all_ranks
+from lacuna.trainer.methods.base import EpochStart, LossTerms, Outputs, Step, Task, positive
+from lacuna.trainer.methods.role.method import EstimateSettings, Role
+from lacuna.trainer.sample_state import SampleState
 
 
 class ScobSettings(EstimateSettings):
@@ -83,7 +82,8 @@ class Scob(Role):
     def begin_epoch(self, start: EpochStart) -> None:
         super().begin_epoch(start)
         self._forget()
-        if self.settings.correlation:  # type: ignore[attr-defined]
+        settings: ScobSettings = self.settings  # type: ignore[assignment]
+        if settings.correlation and start.phase >= settings.contrast_phase:
             assert start.state is not None
             self.correlation = estimated_correlation(start.state)
 
@@ -95,8 +95,7 @@ class Scob(Role):
         assert batch.strong is not None
         terms = super().loss(outputs, batch, step)
         if step.phase < settings.contrast_phase:  # every parameter has a gradient on every rank
-            unused = self.projector(outputs.features.flatten(2).mean(2)[:0].to(outputs.logits.dtype)).sum()
-            terms.per_sample = terms.per_sample + unused
+            terms.per_sample = terms.per_sample + self.projector(outputs.logits.new_zeros((0, self.task.width))).sum()
             return terms
         is_positive, logits = positive(batch.labels), outputs.logits.detach()
         sure, classes = torch.where(is_positive, logits, -torch.inf).max(1)
@@ -127,8 +126,8 @@ class Scob(Role):
 
     def _remember(self, features: torch.Tensor, sure: torch.Tensor, classes: torch.Tensor, step: Step) -> None:
         """The surest of this batch and of those before it; equal on every rank."""
-        gathered = (rows_of_all_ranks(part, step.world).cpu() for part in (features.float(), sure.float(), classes))
-        features, sure, classes = gathered
+        every = rows_of_all_ranks(step.world, features.float(), sure.float(), classes)
+        features, sure, classes = (part.cpu() for part in every)
         for row, (logit, which) in enumerate(zip(sure.tolist(), classes.tolist(), strict=True)):
             if logit > self.surest_logit[which]:
                 self.surest_logit[which], self.surest[which] = logit, features[row]
@@ -145,15 +144,13 @@ class Scob(Role):
 
 def estimated_correlation(state: SampleState) -> torch.Tensor:
     """float32 [L, L]: r, from the estimates of all training samples as they were last written."""
-    session, source, world = state.session, state.source, state.world
-
-    def products(shard: int, rows: dict[str, np.ndarray]) -> np.ndarray:
-        used = slice(None) if source.subset is None else source.subset.mask(shard)
-        estimates = torch.sigmoid(torch.from_numpy(rows["phi"][used]).double()).numpy()
+    def products(shard: int, rows: np.ndarray, phi: np.ndarray) -> np.ndarray:
+        estimates = torch.sigmoid(torch.from_numpy(phi).double()).numpy()
         return np.vstack([estimates.T @ estimates, estimates.sum(0)])
 
-    total = np.zeros((source.classes + 1, source.classes))
-    for part in map_shards(session, ["phi"], products, range(world.rank, session.schema.shards, world.size)):
+    world, classes = state.world, state.source.classes
+    total = np.zeros((classes + 1, classes))
+    for part in state.map_rows("phi", products):
         total += part
     sums = world.global_sum(torch.from_numpy(total).to(world.device)).cpu()
     return (sums[:-1] / sums[-1][:, None].clamp(min=1e-30)).fill_diagonal_(1.0).float()

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from pydantic import Field as Setting
 
-import state_store
-from data_pipelines.errors import UserError
-from state_store import Field, Given
-from state_store.store import SnapshotReader
-from trainer.methods.base import Method, Settings, Task, unknown
+from lacuna import state_store
+from lacuna.basics.errors import UserError
+from lacuna.state_store import Field, Given
+from lacuna.state_store.store import SnapshotReader
+from lacuna.trainer.methods.base import Method, Settings, Task, unknown
 
 
 class ScoreSettings(Settings):

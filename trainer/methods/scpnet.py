@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from data_pipelines import storage
-from data_pipelines.errors import UserError
-from data_pipelines.npy_header import alone
-from data_pipelines.stream import Batch
-from state_store import Field as StateField
-from trainer.methods.base import LossTerms, Outputs, Settings, Step, Task, positive, unknown
-from trainer.methods.hill import Splc, SplcSettings
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.basics.npy_header import alone
+from lacuna.data_pipelines.stream import Batch
+from lacuna.state_store import Field as StateField
+from lacuna.trainer.methods.base import LossTerms, Outputs, Settings, Step, Task, positive, unknown
+from lacuna.trainer.methods.hill import Splc, SplcSettings
 
 
 class ScpnetSettings(SplcSettings):
@@ -88,8 +88,8 @@ class Scpnet(Splc):
         hard = passed | positive(batch.labels)
         differs = F.binary_cross_entropy_with_logits(strong, hard.to(strong.dtype), reduction="none").sum(1)
         if self.relation is not None:
-            related = p @ self.relation.to(p.device, p.dtype).T
-            follows = F.binary_cross_entropy_with_logits(strong, related, reduction="none").sum(1)
+            self.relation = self.relation.to(p)  # it stays there
+            follows = F.binary_cross_entropy_with_logits(strong, p @ self.relation.T, reduction="none").sum(1)
             differs = differs + settings.relation_weight * follows
         own = self.entries(outputs.logits, batch.labels, step.epoch).sum(1)
         before = step.state.read("selected")

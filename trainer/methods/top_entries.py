@@ -10,7 +10,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from trainer.world import World
+from lacuna.trainer.world import World
 
 
 def top_entries(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:

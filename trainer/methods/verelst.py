@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field as Setting
 
-from data_pipelines.errors import UserError
-from data_pipelines.labels import POSITIVE
-from data_pipelines.stream import Batch
-from state_store import Field, Given
-from state_store.cutoffs import Cutoffs
-from trainer.heatmaps import read_crop, write_crop
-from trainer.methods.base import (
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import POSITIVE
+from lacuna.data_pipelines.stream import Batch
+from lacuna.state_store import Field, Given
+from lacuna.state_store.cutoffs import Cutoffs
+from lacuna.trainer.heatmaps import read_crop, write_crop
+from lacuna.trainer.methods.base import (
     EpochStart,
     LossTerms,
     Masked,
@@ -33,9 +33,9 @@ from trainer.methods.base import (
     negative,
     positive,
 )
-from trainer.methods.cardinality import Cardinalities, matched
-from trainer.methods.cole import expected_positives_penalty
-from trainer.methods.cutoff_state import CUTOFF_STATE, from_tensors, to_tensors
+from lacuna.trainer.methods.cardinality import Cardinalities, matched
+from lacuna.trainer.methods.cole import expected_positives_penalty
+from lacuna.trainer.methods.cutoff_state import CUTOFF_STATE, from_tensors, to_tensors
 
 _PAPER = ("Verelst et al., Spatial Consistency Loss for Training Multi-Label Classifiers from Single-Label "
           "Annotations, WACV 2023")
@@ -221,7 +221,7 @@ class Verelst(Method):
 
 
 def topk_heat_fields(k: int, classes: int, side: int) -> list[Field]:
-    from state_store.topk import topk_fields
+    from lacuna.state_store.topk import topk_fields
 
     return list(topk_fields("heat", k, classes, "uint8", (side, side), range=(0.0, 1.0), stochastic=True))
 

@@ -11,11 +11,11 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from data_pipelines.stream import Batch
-from trainer.methods.base import LossTerms, Outputs, Step
-from trainer.methods.cole import log_loss
-from trainer.methods.entropy import entropy_entries
-from trainer.methods.score_table import PseudoPositiveSettings, TableMethod, pseudo_positives
+from lacuna.data_pipelines.stream import Batch
+from lacuna.trainer.methods.base import LossTerms, Outputs, Step
+from lacuna.trainer.methods.cole import log_loss
+from lacuna.trainer.methods.entropy import entropy_entries
+from lacuna.trainer.methods.score_table import PseudoPositiveSettings, TableMethod, pseudo_positives
 
 
 class VlplSettings(PseudoPositiveSettings):

@@ -1,0 +1,1 @@
+"""What every room may use: errors, storage, hashing, careful readers of foreign input, progress."""

@@ -1,0 +1,38 @@
+"""Proves that there is one import name: every module loads as lacuna.…, and none a second time under a folder's name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("trainer", "state_store", "data_pipelines", "tools")
+_LOAD_ALL = """
+import importlib, pkgutil, sys
+import lacuna
+for module in pkgutil.walk_packages(lacuna.__path__, "lacuna."):
+    if not module.name.endswith("__main__") and not module.name.startswith("lacuna.configs"):
+        importlib.import_module(module.name)
+print(*sorted(set(sys.modules) & {"trainer", "state_store", "data_pipelines", "tools", "tests"}))
+"""
+
+
+def test_all_modules_load_under_one_name():
+    done = subprocess.run([sys.executable, "-c", _LOAD_ALL], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ""
+
+
+def test_no_test_loaded_a_room_by_its_folder():
+    assert not set(ROOMS) & set(sys.modules)
+
+
+def test_no_text_imports_a_room_by_its_folder():
+    """Code inside strings (child processes, examples in documents) would load a module twice."""
+    files = subprocess.run(["git", "ls-files", "*.py", "*.md"], capture_output=True, text=True, cwd=ROOT).stdout.split()
+    words = tuple(f"{verb} {room}{end}" for verb in ("from", "import") for room in ROOMS for end in (".", " import"))
+    for name in files:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        found = [line for line in text.splitlines() if line.strip().startswith(words)]
+        assert not found, (name, found)

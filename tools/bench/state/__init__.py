@@ -1,0 +1,179 @@
+"""The state store against bare loops on this machine: speed of an epoch, of a step and of a snapshot, and memory.
+
+Keys of "ratios" (targets in brackets; each is measured within one run, contenders taking turns, medians):
+  vs_bare_loop             an epoch's logical MB/s ÷ a loop that reads, decodes, encodes and writes the same chunks as
+                           plain files with the same codec and threads [≥ 0.75]
+  vs_bare_loop_histogram   the same with a 256-bin histogram per class of the scores kept on the way
+  gather_scatter_vs_numpy  gather + scatter of a 256-row batch ÷ the same two numpy fancy-index copies [≤ 2.5]
+  quantize_us_per_row      rounding 1000 scores to uint8 stochastically, microseconds a row
+  step_slowdown            50 ms steps with state I/O behind ÷ without [≤ 1.05]
+  rss_growth               peak memory at 1,000,000 samples ÷ at 100,000 [≤ 1.1]; rss_within_bound: 1 if both are below
+                           memory after imports + RAM budget + 300 MB
+  snapshot_seconds         snapshot of 10,000 shards, 1 % dirty, without the write of the dirty data [≤ 2]
+Fields are ImageNet-like: ROLE's φ float16[1000] with two float32 moments, scores uint8[1000], heatmaps uint8[10,14,14]
+with ids. --quick uses fewer shards, and narrower fields for the memory test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+
+import numpy as np
+
+from lacuna import state_store
+from lacuna.state_store.fields import Field
+from lacuna.tools.bench.state import parts
+
+STEP_SECONDS = 0.05
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--folder", help="where to put the test stores (default: the system's temporary folder)")
+    parser.add_argument("--only", nargs="+", choices=sorted(PARTS), help="measure only these parts")
+
+
+def run(quick: bool, args: argparse.Namespace) -> dict:
+    folder = tempfile.mkdtemp(prefix="lacuna-bench-state-", dir=args.folder)
+    ratios: dict[str, float] = {}
+    details: dict[str, object] = {}
+    try:
+        for name in args.only or PARTS:
+            started = time.perf_counter()
+            PARTS[name](quick, f"{folder}/{name}", ratios, details)
+            shutil.rmtree(f"{folder}/{name}", ignore_errors=True)
+            print(f"{name}: {time.perf_counter() - started:.1f} s", flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    for key, value in {**ratios, **details}.items():
+        print(f"  {key}: {value}")
+    return {"ratios": ratios, "details": details}
+
+
+def _epoch(quick: bool, folder: str, ratios: dict, details: dict) -> None:
+    shards, rounds = (12, 5) if quick else (64, 5)
+    for histogram in (False, True):
+        fields = parts.imagenet_fields(histogram=histogram)
+        name = "vs_bare_loop_histogram" if histogram else "vs_bare_loop"
+        store = state_store.create(f"{folder}/{name}", [parts.ROWS] * shards, "bench", fields)
+        logical = 2 * store.schema.shard_bytes * shards / 1e6
+        with store.session(store.begin_attempt(), budget=8 * store.schema.shard_bytes + (64 << 20)) as session:
+            parts.fill(session)
+            plain = parts.BareLoop(f"{folder}/{name}-plain", session)
+            ours: list[float] = []
+            bare: list[float] = []
+            for turn in range(rounds):
+                contenders = [(ours, lambda: parts.sequential_epoch(session)), (bare, plain.epoch)]
+                for times, call in contenders[:: 1 if turn % 2 else -1]:
+                    started = time.perf_counter()
+                    call()
+                    times.append(time.perf_counter() - started)
+        ratios[name] = round(statistics.median(b / o for o, b in zip(ours, bare, strict=True)), 3)
+        details[name + "_mb_per_s"] = [round(logical / statistics.median(times)) for times in (ours, bare)]
+        shutil.rmtree(f"{folder}/{name}")
+        shutil.rmtree(f"{folder}/{name}-plain")
+
+
+def _batch(quick: bool, folder: str, ratios: dict, details: dict) -> None:
+    store = state_store.create(folder, [parts.ROWS] * 8, "bench", parts.imagenet_fields())
+    rng = np.random.default_rng(0)
+    with store.session(store.begin_attempt(), budget=9 * store.schema.shard_bytes) as session:
+        for shard in range(8):
+            session.lease(shard)
+        plain = {name: np.zeros_like(flat) for name, flat in session.slots.flat.items()}
+        ours, bare = [], []
+        for _ in range(60 if quick else 300):
+            shards, rows = rng.integers(0, 8, 256), rng.integers(0, parts.ROWS, 256)
+            started = time.perf_counter()
+            batch = session.at(shards, rows)
+            values = {name: batch.gather(name) for name in plain}
+            for name, value in values.items():
+                batch.scatter(name, value)
+            ours.append(time.perf_counter() - started)
+            del values
+            started = time.perf_counter()
+            index = shards * parts.ROWS + rows
+            copies = {name: flat[index] for name, flat in plain.items()}
+            for name, value in copies.items():
+                plain[name][index] = value
+            bare.append(time.perf_counter() - started)
+            del copies
+        ratios["gather_scatter_vs_numpy"] = round(statistics.median(ours) / statistics.median(bare), 3)
+        details["gather_scatter_us"] = [round(1e6 * statistics.median(t)) for t in (ours, bare)]
+
+
+def _quantize(quick: bool, folder: str, ratios: dict, details: dict) -> None:
+    values = np.random.default_rng(0).random((256, 1000), dtype=np.float32)
+    shards, rows = np.zeros(256, np.int64), np.arange(256)
+    for key, field in (("quantize", Field("ema", (1000,), "uint8", range=(0, 1), stochastic=True)),
+                       ("quantize_half", Field("phi", (1000,), "float16", stochastic=True)),
+                       ("quantize_nearest", Field("near", (1000,), "uint8", range=(0, 1)))):
+        times = []
+        for epoch in range(100):
+            started = time.perf_counter()
+            field.encode(values, field.rounding_keys(0, epoch, shards, rows))
+            times.append(time.perf_counter() - started)
+        target = ratios if key == "quantize" else details
+        target[key + "_us_per_row"] = round(1e6 * statistics.median(times) / 256, 3)
+
+
+def _step(quick: bool, folder: str, ratios: dict, details: dict) -> None:
+    shards, rounds, steps = (20, 3, 40) if quick else (64, 4, 150)
+    store = state_store.create(folder, [parts.ROWS] * shards, "bench", parts.imagenet_fields())
+    with store.session(store.begin_attempt(), budget=15 * store.schema.shard_bytes) as session:
+        parts.fill(session)
+        with_state, without = [], []
+        session.metrics.stall_seconds = 0.0
+        for turn in range(rounds):
+            schedule = parts.staggered(shards, open_shards=8, batch=256, seed=turn)[:steps]
+            for kind in (0, 1) if turn % 2 else (1, 0):
+                if kind:
+                    with_state.append(parts.timed_steps(session, schedule, STEP_SECONDS))
+                else:
+                    without.append(parts.timed_steps(None, schedule, STEP_SECONDS))
+        ratios["step_slowdown"] = round(statistics.median(with_state) / statistics.median(without), 4)
+        details["stall_ms_per_step"] = round(1e3 * session.metrics.stall_seconds / (rounds * steps), 3)
+
+
+def _memory(quick: bool, folder: str, ratios: dict, details: dict) -> None:
+    width, budget = (32, 24 << 20) if quick else (1000, 256 << 20)
+    small, large = (parts.peak_memory(f"{folder}/{n}", n, width, budget) for n in (100_000, 1_000_000))
+    ratios["rss_growth"] = round(large["peak"] / small["peak"], 3)
+    bound = [run["imports"] + budget + (300 << 20) for run in (small, large)]
+    ratios["rss_within_bound"] = float(small["peak"] <= bound[0] and large["peak"] <= bound[1])
+    details["rss_mb"] = {k: round(v / 1e6) for k, v in {"imports": large["imports"], "budget": budget,
+                                                        "peak_100k": small["peak"], "peak_1m": large["peak"]}.items()}
+
+
+def _snapshot(quick: bool, folder: str, ratios: dict, details: dict) -> None:
+    shards = 10_000
+    started = time.perf_counter()
+    fields = parts.imagenet_fields()[: 2 if quick else None]
+    store = state_store.create(folder, [1] * shards, "bench", fields)
+    details["create_seconds"] = round(time.perf_counter() - started, 3)
+    dirty = range(0, shards, 100)
+    totals, writes, opens = [], [], []
+    with store.session(store.begin_attempt(), budget=300 * store.schema.shard_bytes) as session:
+        parts.touch(session, range(shards))
+        session.snapshot("all")
+        for turn in range(3):
+            parts.touch(session, dirty)
+            session.finish()  # the write-back is over; what is left is fsync, manifest and log entry
+            started = time.perf_counter()
+            session.snapshot(f"dirty-{turn}")
+            totals.append(time.perf_counter() - started)
+            writes.append(parts.bare_sync(f"{folder}/bare-{turn}", len(dirty) * len(store.schema.fields)))
+            started = time.perf_counter()
+            state_store.open(folder).manifest(f"dirty-{turn}")
+            opens.append(time.perf_counter() - started)
+    ratios["snapshot_seconds"] = round(max(0.0, statistics.median(totals) - statistics.median(writes)), 3)
+    details["snapshot_total_seconds"] = round(statistics.median(totals), 3)
+    details["snapshot_bare_fsync_seconds"] = round(statistics.median(writes), 3)
+    details["open_seconds"] = round(statistics.median(opens), 3)
+
+
+PARTS = {"epoch": _epoch, "batch": _batch, "quantize": _quantize, "step": _step, "memory": _memory,
+         "snapshot": _snapshot}

@@ -1,0 +1,250 @@
+"""Checkpoints: every rank writes, files are synced and hashed, then one COMMIT.json makes them count.
+
+A checkpoint is a folder `checkpoints/step-00000120/`:
+    engine/                DeepSpeed's files (weights, optimizer), loaded only after their hashes match
+    model.safetensors      the weights alone, for evaluation and export; ema.safetensors if the EMA is on
+    method.safetensors     the method's class-level and global state
+    position.json          where training stands
+    COMMIT.json            written last, atomically: names, sizes and hashes of all the others
+A folder without a valid COMMIT.json is torn: it is skipped with a warning and removed by the next save. On object
+storage the same files are uploaded before the commit (checkpoint_files.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.trainer.checkpoints.files import COMMIT, UNCOMMITTED, CheckpointFiles
+from lacuna.trainer.run_folder import RunFolder
+from lacuna.trainer.world import World
+
+if TYPE_CHECKING:
+    from lacuna.trainer.sample_state import SampleState
+
+log = logging.getLogger("lacuna")
+MODEL, EMA, METHOD, POSITION = "model.safetensors", "ema.safetensors", "method.safetensors", "position.json"
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands; everything else about the data order follows from it and the config."""
+
+    phase: int = 0
+    epoch: int = 0  # of the phase
+    step: int = 0  # of the epoch
+    total_steps: int = 0  # of the run
+    best_score: float | None = None  # validation mAP of the phase's best epoch
+    best_step: int | None = None  # total_steps of its checkpoint
+    epoch_sums: dict[str, float] = field(default_factory=dict)  # running sums of the epoch in progress
+
+    def advanced(self, **changes) -> Position:
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    folder: str  # local, with its files checked
+    url: str
+    position: Position
+    world: int
+    zero_stage: int
+    fingerprints: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """Also the name of the state store's snapshot that belongs to it."""
+        return os.path.basename(self.url)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The averaged weights if there are any, else the plain ones."""
+        ema = os.path.join(self.folder, EMA)
+        return load_file(ema if os.path.exists(ema) else os.path.join(self.folder, MODEL))
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: RunFolder, world: World, keep: int, fingerprints: dict[str, str]):
+        self.folder, self.files = folder, CheckpointFiles(folder, world)
+        self.world, self.keep, self.fingerprints = world, keep, fingerprints
+
+    def save(self, engine, ema: torch.nn.Module | None, method_state: dict[str, torch.Tensor], position: Position,
+             zero_stage: int, state: SampleState | None) -> None:
+        name = _name(position.total_steps)
+        folder = self.files.target(name)
+        with _naming_a_full_disk(folder):
+            self.files.begin(name)
+            engine.save_checkpoint(folder, tag="engine", save_latest=False)
+            if self.world.main:
+                _save_tensors(os.path.join(folder, MODEL), engine.module.state_dict())
+                if ema is not None:
+                    _save_tensors(os.path.join(folder, EMA), ema.state_dict())
+                _save_tensors(os.path.join(folder, METHOD), method_state)
+                storage.write_atomic(os.path.join(folder, POSITION), json.dumps(asdict(position), indent=1).encode())
+            if state is not None:
+                state.snapshot(name)
+            self.world.barrier()
+            body = self.files.publish(name)
+            self.folder.push()
+            self.world.barrier()
+            if self.world.main:
+                self.files.commit(name, {**body, "world": self.world.size, "zero_stage": zero_stage,
+                                         "fingerprints": self.fingerprints})
+                kept = self._collect(position)
+                if state is not None:
+                    state.collect(kept)
+            self.world.barrier()
+
+    def begin_launch(self) -> Checkpoint | None:
+        """Take the run over from any older launch; the newest whole checkpoint.
+
+        Torn ones are named and passed over. Checked on rank 0, agreed on by all.
+        """
+        self.files.begin_launch()
+        found, damaged = None, ""
+        if self.world.main:
+            for name in reversed(self.files.names()):
+                problem = self.files.problem(name)
+                if problem is None:
+                    found = name
+                    break
+                log.warning("checkpoint %s is torn (%s): skipped", self.files.url(name), problem)
+                if problem != UNCOMMITTED:  # a kill leaves such ones; others were whole once
+                    damaged = damaged or f"{self.files.url(name)} ({problem})"
+            if found is None and damaged:
+                raise UserError(f"{damaged}: this checkpoint is damaged, and no whole one is left. Restore it, or "
+                                f"remove {self.folder.url} to start again from the beginning.")
+        found = self.world.broadcast(found)
+        return None if found is None else self._read(found, lambda file: True)
+
+    def at(self, total_steps: int) -> Checkpoint:
+        """A checkpoint of this run, for its weights and method state."""
+        return self._read(_name(total_steps), lambda file: file in (MODEL, EMA, METHOD, POSITION))
+
+    def _read(self, name: str, wanted: Callable[[str], bool]) -> Checkpoint:
+        commit = self.files.commit_of(name)
+        for key, value in commit["fingerprints"].items():
+            if self.fingerprints.get(key, value) != value:
+                raise UserError(
+                    f"{self.files.url(name)}: made with another {key} ({value}) than this run's "
+                    f"({self.fingerprints[key]}). Use another name=…, or remove {self.folder.url} to start again."
+                )
+        if self.world.leads_node if self.folder.remote else self.world.main:
+            self.files.fetch(name, wanted)
+        self.world.barrier()
+        folder = self.files.folder(name)
+        position = Position(**json.loads(storage.read_bytes(os.path.join(folder, POSITION))))
+        return Checkpoint(folder, self.files.url(name), position, commit["world"], commit["zero_stage"],
+                          commit["fingerprints"])
+
+    def _collect(self, position: Position) -> list[str]:
+        """Remove what is neither among the last k commits nor the best; the names of what is kept.
+
+        What is newer than this one is damaged: the run would have gone on from it.
+        """
+        names = self.files.names()
+        whole = [name for name in names if name <= _name(position.total_steps) and self.files.committed(name)]
+        kept = set(whole[-self.keep :])
+        if position.best_step is not None:
+            kept.add(_name(position.best_step))
+        for name in names:
+            if name not in kept:
+                self.files.remove(name)
+        return sorted(kept)
+
+
+def _name(total_steps: int) -> str:
+    return f"step-{total_steps:08d}"
+
+
+def needs_conversion(checkpoint: Checkpoint, world: World) -> bool:
+    """ZeRO >= 1 partitions the optimizer over the ranks: another number of ranks needs the universal form."""
+    return checkpoint.zero_stage > 0 and checkpoint.world != world.size
+
+
+def load_engine(engine, checkpoint: Checkpoint, world: World, on_every_node: bool) -> None:
+    """Weights and optimizer into the engine; its files' hashes were checked when the checkpoint was read."""
+    if not needs_conversion(checkpoint, world):
+        _load(engine, checkpoint.folder)
+        return
+    folder = os.path.join(checkpoint.folder, "universal")
+    converts = world.leads_node if on_every_node else world.main
+    if converts:
+        log.info("converting the checkpoint from %d to %d ranks", checkpoint.world, world.size)
+        shutil.rmtree(folder, ignore_errors=True)  # of a launch that was killed here
+        command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state",
+                   "--num_extract_workers", "1", "--num_merge_workers", "1",
+                   "--input_folder", os.path.join(checkpoint.folder, "engine"),
+                   "--output_folder", os.path.join(folder, "engine")]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"ds_to_universal failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    world.barrier()
+    _load(engine, folder)
+    world.barrier()
+    if converts:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _load(engine, folder: str) -> None:
+    path, _ = engine.load_checkpoint(folder, tag="engine")
+    if path is None:  # DeepSpeed only warns
+        raise RuntimeError(f"DeepSpeed did not load {folder}/engine")
+    fit_moments(getattr(engine.optimizer, "optimizer", engine.optimizer))  # ZeRO wraps torch's own
+
+
+def fit_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Bring an optimizer's state to its parameters' devices and memory layouts, which fused kernels take for granted.
+
+    A converted checkpoint has its step numbers on the CPU, one of train.channels_last=false other strides.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if name == "step" and isinstance(value, torch.Tensor):
+                state[name] = value.to(parameter.device)
+            elif isinstance(value, torch.Tensor) and value.shape == parameter.shape and (
+                    value.device != parameter.device or value.stride() != parameter.stride()):
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+_FAILED_WRITES = ("No space left", "inline_container", "PytorchStreamWriter")
+
+
+@contextlib.contextmanager
+def _naming_a_full_disk(folder: str) -> Iterator[None]:
+    """torch and safetensors report a failed write in their own words: say what it is, and leave no half checkpoint."""
+    try:
+        yield
+    except Exception as error:
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if not full and not any(words in str(error) for words in _FAILED_WRITES):
+            raise
+        if not os.path.exists(os.path.join(folder, COMMIT)):
+            shutil.rmtree(folder, ignore_errors=True)
+        free = shutil.disk_usage(os.path.dirname(folder)).free
+        raise UserError(f"{folder}: this checkpoint could not be written, its disk has {free / 1e6:,.0f} MB left "
+                        f"({error}). The checkpoints before it are whole: make room, or keep fewer (train.keep), and "
+                        "start again to resume.") from error
+
+
+def load_method_state(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    return load_file(os.path.join(checkpoint.folder, METHOD))
+
+
+def _save_tensors(path: str, tensors: dict[str, torch.Tensor]) -> None:
+    save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path)

@@ -1,0 +1,224 @@
+"""Where the files of checkpoints are: in the run folder, or staged on this node and uploaded to object storage.
+
+On object storage a save has a prefix of its own, so that a stale launch cannot overwrite what another one commits, and
+COMMIT.json is created only if there is none. What is read from there is checked against the hashes of the commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from lacuna.basics import storage
+from lacuna.basics.errors import UserError
+from lacuna.basics.json_text import parse_json
+from lacuna.trainer.run_folder import RunFolder
+from lacuna.trainer.world import World
+
+COMMIT = "COMMIT.json"
+DAMAGED = "DAMAGED.json"  # beside a commit: the state that belongs to it was found to be damaged
+UNCOMMITTED = f"no {COMMIT}"
+_STEP, _LAUNCH = "step-", "launch-"
+_TRIES = 3  # of a download whose bytes do not fit their hash
+_TRANSFERS = 4  # at a time
+
+
+class CheckpointFiles:
+    def __init__(self, folder: RunFolder, world: World):
+        self.world, self.remote = world, folder.remote
+        self.root = storage.join(folder.url, "checkpoints")
+        self._fetched = folder.path("checkpoints")
+        self._saving = folder.path("checkpoints", f"saving-{world.rank}")
+        self._launch = 0
+
+    def url(self, name: str, *parts: str) -> str:
+        return storage.join(self.root, name, *parts)
+
+    def names(self) -> list[str]:
+        """Of all checkpoints, whole or torn, oldest first."""
+        return [name for name in storage.list_names(self.root) if name.startswith(_STEP)]
+
+    def committed(self, name: str) -> bool:
+        return storage.exists(self.url(name, COMMIT)) and not storage.exists(self.url(name, DAMAGED))
+
+    def condemn(self, name: str, reason: str) -> None:
+        """Any rank: no launch shall resume from this checkpoint. Nothing is deleted, so that it can be mended."""
+        if storage.exists(self.url(name, COMMIT)):
+            storage.write_atomic(self.url(name, DAMAGED), json.dumps({"reason": reason}).encode())
+
+    def remove(self, name: str) -> None:
+        # The commit goes first, so that a crash half-way leaves a torn folder, not a false one.
+        storage.remove([self.url(name, COMMIT)])
+        storage.remove_tree(self.url(name))
+
+    # ---- fencing
+
+    def begin_launch(self) -> None:
+        """From here on an older launch of this run that still goes on can neither commit nor delete."""
+        if self.world.main:
+            mark = uuid.uuid4().hex.encode()
+            old = self._launches()
+            while not storage.create_exclusive(self._launch_url((old or [0])[-1] + 1), mark):
+                old = self._launches()
+            self._launch = (old or [0])[-1] + 1
+            storage.remove([self._launch_url(number) for number in old])
+        self.world.barrier()
+
+    def check_current(self) -> None:
+        """Rank 0, before it publishes or deletes."""
+        newest = self._launches()[-1:]
+        if self._launch and newest != [self._launch]:
+            raise UserError(f"{self.root}: a newer launch of this run has begun; this one ends without touching its "
+                            "checkpoints. Let only one run, or give one another name=….")
+
+    def _launches(self) -> list[int]:
+        names = [name.removeprefix(_LAUNCH) for name in storage.list_names(self.root) if name.startswith(_LAUNCH)]
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def _launch_url(self, number: int) -> str:
+        return storage.join(self.root, f"{_LAUNCH}{number:06d}")
+
+    # ---- writing
+
+    def target(self, name: str) -> str:
+        """The local folder that this rank writes a checkpoint to; shared by all ranks unless it is staged."""
+        return self._saving if self.remote else self.folder(name)
+
+    def begin(self, name: str) -> None:
+        """Empty the target. Called by all ranks."""
+        if self.world.main:
+            self.check_current()
+            self.remove(name)
+        if self.remote:
+            if self.world.leads_node:
+                for old in storage.list_names(self._fetched):
+                    if old.startswith(_STEP):
+                        shutil.rmtree(os.path.join(self._fetched, old), ignore_errors=True)
+            shutil.rmtree(self._saving, ignore_errors=True)
+            os.makedirs(self._saving)
+        elif self.world.main:
+            os.makedirs(self.folder(name))
+        self.world.barrier()
+
+    def publish(self, name: str) -> dict:
+        """Make the written files durable; the body of the commit that names them. Called by all ranks."""
+        folder = self.target(name)
+        files = sorted(files_below(folder))
+        prefix = ""
+        if self.remote:
+            prefix = self.world.broadcast(f"files-{uuid.uuid4().hex[:12]}" if self.world.main else None)
+        else:
+            files = files[self.world.rank :: self.world.size]
+
+        def settle(file: str) -> dict:
+            path = os.path.join(folder, file)
+            if self.remote:
+                facts = facts_of(path)
+                storage.upload(path, self.url(name, prefix, file))
+                return facts
+            storage.sync_folder(path)
+            return facts_of(path)
+
+        with ThreadPoolExecutor(_TRANSFERS) as pool:
+            mine = dict(zip(files, pool.map(settle, files), strict=True))
+        everything: dict[str, dict] = {}
+        for part in self.world.gather(mine):
+            assert not everything.keys() & part.keys(), "two ranks wrote one file"
+            everything |= part
+        if self.world.main and not self.remote:
+            below = {os.path.dirname(os.path.join(folder, file)) for file in everything}
+            for base in {os.path.dirname(folder), folder, *below}:
+                storage.sync_folder(base)
+        return {"files": everything, "prefix": prefix}
+
+    def commit(self, name: str, body: dict) -> None:
+        """Rank 0: from here on the checkpoint counts."""
+        self.check_current()
+        data = json.dumps(body, indent=1).encode()
+        if not self.remote:
+            storage.write_atomic(self.url(name, COMMIT), data)
+        elif not storage.create_exclusive(self.url(name, COMMIT), data):
+            raise UserError(f"{self.url(name)}: another launch has committed this checkpoint. Let only one run.")
+
+    # ---- reading
+
+    def commit_of(self, name: str) -> dict:
+        """The body of COMMIT.json; ValueError if it is damaged."""
+        body = parse_json(storage.read_bytes(self.url(name, COMMIT)))
+        if not isinstance(body, dict) or not isinstance(body.get("files"), dict):
+            raise ValueError("no list of files")
+        for file, facts in body["files"].items():
+            if os.path.isabs(file) or ".." in file.split("/"):
+                raise ValueError(f"file name {file!r}")
+            if not isinstance(facts, dict) or not {"bytes", "sha256"} <= facts.keys():
+                raise ValueError(f"facts of {file!r}")
+        return body
+
+    def folder(self, name: str) -> str:
+        """Where its files are on this node, once fetched."""
+        return os.path.join(self._fetched, name) if self.remote else storage.local_path(self.url(name))
+
+    def problem(self, name: str) -> str | None:
+        """Why a checkpoint does not count, or None if it is whole (and then it is on this node)."""
+        if storage.exists(self.url(name, DAMAGED)):
+            return f"its state is damaged; {DAMAGED} says where. Remove that file once the state is restored"
+        try:
+            body = self.commit_of(name)
+        except FileNotFoundError:
+            return UNCOMMITTED
+        except UserError:
+            raise  # of the storage: the checkpoint may be whole
+        except ValueError as error:
+            return f"{COMMIT} is damaged: {error}"
+        if not self.remote:
+            # What no commit names must not be loaded either: DeepSpeed unpickles what it finds beside its files.
+            foreign = [file for file in files_below(self.folder(name))
+                       if file.startswith("engine/") and file not in body["files"]]
+            if foreign:
+                return f"{min(foreign)} is not in {COMMIT}"
+        try:
+            self.fetch(name)
+        except DamagedFile as error:
+            return str(error)
+        return None
+
+    def fetch(self, name: str, wanted: Callable[[str], bool] = lambda file: True) -> str:
+        """The local folder of a checkpoint, with the wanted files whole and checked."""
+        body, folder = self.commit_of(name), self.folder(name)
+
+        def settle(item: tuple[str, dict]) -> None:
+            file, facts = item
+            path = os.path.join(folder, file)
+            for _ in range(_TRIES if self.remote else 0):
+                if os.path.exists(path) and facts_of(path) == facts:
+                    return
+                try:
+                    storage.download(self.url(name, body.get("prefix", ""), file), path)
+                except FileNotFoundError:
+                    break
+            if not os.path.exists(path):
+                raise DamagedFile(f"{file} is missing")
+            if facts_of(path) != facts:
+                raise DamagedFile(f"{file} is damaged")
+
+        with ThreadPoolExecutor(_TRANSFERS) as pool:
+            list(pool.map(settle, [item for item in sorted(body["files"].items()) if wanted(item[0])]))
+        return folder
+
+
+class DamagedFile(UserError):
+    """A file of a commit is missing, or is not what was written."""
+
+
+def files_below(folder: str) -> list[str]:
+    return [os.path.relpath(os.path.join(base, name), folder) for base, _, names in os.walk(folder) for name in names]
+
+
+def facts_of(path: str) -> dict:
+    with open(path, "rb") as f:
+        return {"bytes": os.fstat(f.fileno()).st_size, "sha256": hashlib.file_digest(f, "sha256").hexdigest()}

@@ -1,0 +1,263 @@
+"""The typed configuration (config_file.py reads it from YAML and overrides)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from lacuna.basics.errors import UserError
+from lacuna.trainer.config.durations import check_duration, check_positive_duration, is_zero
+from lacuna.trainer.config.validation import validated
+
+
+def _check_trainable(value: Any) -> Any:
+    parts = [str(part) if type(part) is int else part for part in value] if isinstance(value, list | tuple) else []
+    named = parts and all(isinstance(part, str) and part.strip(".") and part != "all" for part in parts)
+    if value not in ("head", "all") and not named:
+        raise UserError("write head, all, or a list of parts of the backbone such as [layer4]")
+    return tuple(parts) or value
+
+
+Duration = Annotated[str, BeforeValidator(check_duration)]
+PositiveDuration = Annotated[str, BeforeValidator(check_positive_duration)]
+Strength = Annotated[float, Field(ge=0, le=1)]
+Trainable = Annotated[Literal["head", "all"] | tuple[str, ...], BeforeValidator(_check_trainable)]
+
+
+class Section(BaseModel):
+    # Numbers become text where text is asked for: `name=2024` on a command line is YAML's 2024.
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False,
+                              coerce_numbers_to_str=True)
+
+
+class SplitConfig(Section):
+    """One set of samples: shards, which label sidecar, which rows."""
+
+    url: str
+    """Folder or fsspec URL that holds index.json."""
+    labels: str = "labels"
+    """Name of the label sidecar."""
+    subset: str | None = None
+    """Name of a row subset (made by `lacuna annotate --scheme val_split`), or all rows."""
+
+
+class AugmentConfig(Section):
+    crop: Literal["squash", "random_resized", "center", "same"] = "squash"
+    """squash: the whole image; random_resized; center: the middle; same (strong_augment only): the crop and flip of the
+    first view."""
+    scale: tuple[float, float] = (0.25, 1.0)
+    """Area of a random-resized crop, as a fraction of the image."""
+    flip: bool = True
+    randaugment: int = Field(0, ge=0)
+    """Number of RandAugment operations; 0 = off."""
+    randaugment_magnitude: float = Field(9.0, ge=0, le=30)
+    cutout: float = Field(0.0, ge=0, le=1)
+    """Side of the cut-out rectangle as a fraction of the image side; 0 = off."""
+    color_jitter: tuple[Strength, Strength, Strength, Annotated[float, Field(ge=0, le=0.5)]] = (0.0, 0.0, 0.0, 0.0)
+    """Brightness, contrast and saturation times 1 ± these, hue turned by up to ± the last (0.5: any colour)."""
+    color_chance: float = Field(1.0, ge=0, le=1)
+    """How often the jitter is applied."""
+    grayscale: float = Field(0.0, ge=0, le=1)
+    """How often an image loses its colours."""
+    blur: float = Field(0.0, ge=0, le=1)
+    """How often an image is blurred (3 × 3 pixels)."""
+
+    @model_validator(mode="after")
+    def _scale_is_a_range(self) -> AugmentConfig:
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise UserError(f"scale = {list(self.scale)}: write the smallest and the largest area, 0 < a <= b <= 1")
+        return self
+
+
+class DataConfig(Section):
+    train: SplitConfig
+    val: SplitConfig | None = None
+    """Full labels; the best epoch is chosen here."""
+    test: SplitConfig | None = None
+    """Looked at once, with the best epoch's weights."""
+    fully_labelled: SplitConfig | None = None
+    """Training images whose labels are complete (the same shards with a subset, or with another sidecar): methods that
+    need the expected number of positives estimate it here; by default on val."""
+    image_size: int = Field(224, gt=0)
+    augment: AugmentConfig = AugmentConfig()
+    strong_augment: AugmentConfig = AugmentConfig(randaugment=2, cutout=0.5)
+    """The second view of methods that compare two views of an image; others do not make it. crop: same keeps the first
+    view's crop and flip."""
+    eval_crop: Literal["squash", "center"] = "squash"
+    normalize: Literal["imagenet", "unit", "centered"] = "imagenet"
+    """imagenet: mean/std; unit: [0, 1]; centered: [-1, 1]."""
+    streams: int = Field(8, gt=0)
+    """Canonical streams: divides every phase's batch, multiple of every world size used. Part of the run's identity."""
+    open_shards: int = Field(4, gt=0)
+    """Shards of a stream whose rows are mixed at a time."""
+    workers: int = Field(2, gt=0)
+    """Decoding threads per rank."""
+    prefetch: int = Field(4, gt=0)
+    """Batches decoded ahead."""
+    max_bad_fraction: float = Field(0.001, ge=0, le=1)
+    """The run stops when more than this part of an epoch's (or an evaluation's) samples cannot be decoded."""
+    scratch: str | None = None
+    """Folder for remote shards while they are open (default: the system's temporary folder)."""
+
+    @model_validator(mode="after")
+    def _first_view_has_its_own_crop(self) -> DataConfig:
+        if self.augment.crop == "same":
+            raise UserError("augment.crop = 'same' is for strong_augment: write squash, random_resized or center")
+        return self
+
+
+class ModelConfig(Section):
+    backbone: str = "torchvision:resnet50"
+    """`torchvision:NAME`, `timm:NAME`, or `features` for feature shards."""
+    weights: str = "none"
+    """`none`, `default`, a torchvision weight name such as `IMAGENET1K_V1`, or a .safetensors/.pt file."""
+    bottleneck: int = Field(0, ge=0)
+    """Width of a linear layer before the classifier; 0 = none (OpenImages: 512)."""
+    batchnorm: Literal["frozen", "sync", "local"] = "frozen"
+    """frozen: running statistics stay; sync: over all ranks (GPU only); local: per rank (resume is not bit-exact)."""
+    boost: float = Field(1.0, gt=0)
+    """BoostLU (Kim et al., CVPR 2023): positive scores of the score maps are multiplied by this before the mean over
+    cells that makes the logits, in training and evaluation (published: 5); 1 = off."""
+
+
+class PhaseConfig(Section):
+    """One optimisation stage; it starts from the best epoch of the phase before it."""
+
+    name: str
+    epochs: int = Field(gt=0)
+    batch: int = Field(gt=0)
+    """The *global* batch."""
+    trainable: Trainable = "all"
+    """head; all; or the head and parts of the backbone, by the names that its publisher gave them: a list such as
+    [layer4] (torchvision:resnet50) or [blocks.5, blocks.6, conv_head, bn2] (timm:tf_efficientnet_lite0). What is fixed
+    keeps its weights and its BatchNorm statistics, and has no dropout."""
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    lr: float = Field(gt=0)
+    head_lr_multiplier: float = Field(1.0, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    schedule: Literal["constant", "cosine", "one_cycle"] = "constant"
+    warmup: Duration = "0st"
+    """Linear rise from 0 (constant and cosine); one_cycle: length of the rise, usually 20%."""
+
+    @model_validator(mode="after")
+    def _one_cycle_rises(self) -> PhaseConfig:
+        if self.schedule == "one_cycle" and is_zero(self.warmup):
+            raise UserError("schedule = 'one_cycle' needs the length of its rise: add warmup, e.g. warmup: 20%")
+        return self
+
+
+class TrainConfig(Section):
+    precision: Literal["fp32", "bf16"] = "fp32"
+    micro_batch: int = Field(0, ge=0)
+    """Most samples per rank in one forward; 0 = the rank's whole share. The global batch never changes."""
+    clip_norm: float = Field(0.0, ge=0)
+    ema_decay: float = Field(0.0, ge=0, lt=1)
+    """Weight EMA; 0 = off. When on, evaluation uses the averaged weights."""
+    compile: bool = False
+    channels_last: bool = False
+    deepspeed: str = "zero0"
+    """A JSON file, or a name in configs/deepspeed/."""
+    eval_every: int = Field(1, gt=0)
+    """Epochs."""
+    log_every: int = Field(10, gt=0)
+    """Steps."""
+    checkpoint_every: PositiveDuration = "1ep"
+    keep: int = Field(2, gt=0)
+    """Last checkpoints to keep, besides the best."""
+    trace_samples: bool = False
+    """Write which samples every step saw to trace/rank-N.jsonl."""
+    state_url: str | None = None
+    """Where per-sample state lives (folder or fsspec URL); default: the run folder's state/."""
+    state_budget_mb: float = Field(1024, gt=0)
+    """RAM per rank for per-sample state."""
+    staging: str | None = None
+    """Folder on every node for the files of a run on object storage until they are uploaded (default: the system's
+    temporary folder); needs room for a checkpoint."""
+    timeout_seconds: float = Field(600, gt=0)
+    """A rank that makes no progress for so long is named and the launch ends."""
+
+
+class Config(Section):
+    name: str
+    run_folder: str = "runs"
+    """Folder or fsspec URL; the run lives in run_folder/name."""
+    seed: int = 0
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    method: dict[str, Any] = Field(default_factory=lambda: {"name": "an"})
+    """`name` picks the method, the other keys are its settings (`lacuna methods` lists them)."""
+    phases: list[PhaseConfig] = Field(min_length=1)
+    train: TrainConfig = TrainConfig()
+
+    @model_validator(mode="after")
+    def _phases_have_names_of_their_own(self) -> Config:
+        names = [phase.name for phase in self.phases]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise UserError(f"phases: two are named {twice!r}; metrics and reports tell them apart by their names")
+        return self
+
+    @property
+    def folder(self) -> str:
+        return os.path.join(self.run_folder, self.name)
+
+    def fingerprint(self) -> str:
+        """Names what a checkpoint depends on: everything but how fast and where it runs."""
+        return hashlib.sha256(json.dumps(self._identity(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def differences(self, other: Config) -> list[str]:
+        """Keys that give two configs different fingerprints, as `section.key: this → other`."""
+        mine, theirs = flat(self._identity()), flat(other._identity())
+        return [f"{key}: {mine.get(key)!r} → {theirs.get(key)!r}" for key in sorted({*mine, *theirs})
+                if mine.get(key) != theirs.get(key)]
+
+    def _identity(self) -> dict:
+        body = self.model_dump()
+        # Samples are named by the fingerprints of the index and the sidecar, so a dataset may move.
+        for split in ("train", "val", "test", "fully_labelled"):
+            if body["data"][split]:
+                body["data"][split].pop("url")
+        for key in ("workers", "prefetch", "scratch", "max_bad_fraction"):
+            body["data"].pop(key)
+        for key in ("log_every", "checkpoint_every", "keep", "timeout_seconds", "trace_samples", "micro_batch",
+                    "deepspeed", "compile", "channels_last", "state_url", "state_budget_mb",
+                    "staging"):
+            body["train"].pop(key)
+        for key in ("run_folder", "name"):
+            body.pop(key)
+        return body
+
+
+def parse_config(body: dict, where: str) -> Config:
+    config = validated(Config, body, where)
+    try:
+        _refuse_secrets(config, where)
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where}: text that is no valid Unicode ({error}). Write it anew.") from None
+    return config
+
+
+_SECRET = re.compile(r"\w+://[^/?#]*:[^/?#]*@|[?&](x-amz-[a-z-]+|sig|signature|token|password|secret|[a-z_-]*key)=",
+                     re.IGNORECASE)
+
+
+def _refuse_secrets(config: Config, where: str) -> None:
+    """The config is written into the run folder and into logs: secrets belong into the environment."""
+    for key, value in flat(config.model_dump(mode="json")).items():
+        if isinstance(value, str) and _SECRET.search(value):
+            raise UserError(f"{where}: {key} holds credentials (not repeated here), and configs are written into the "
+                            "run folder. Give them in the environment (AWS_ACCESS_KEY_ID …, or a profile) instead.")
+
+
+def flat(body: Any, path: str = "") -> dict[str, Any]:
+    """Nested sections and lists as {"phases.0.lr": value}."""
+    if isinstance(body, dict | list):
+        items = body.items() if isinstance(body, dict) else enumerate(body)
+        return {key: value for name, part in items for key, value in flat(part, f"{path}.{name}".strip(".")).items()}
+    return {path: body}

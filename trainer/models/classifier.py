@@ -1,0 +1,149 @@
+"""The classifier: a backbone and a 1x1 head over the feature map that gives logits and, on demand, score maps.
+
+Legend: B batch, D feature width, L classes, G grid side of the feature map.
+Pooling and the linear head commute, so logits are computed from pooled features; maps cost extra only when asked.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from lacuna.basics.errors import UserError
+from lacuna.trainer.config.sections import DataConfig, ModelConfig
+from lacuna.trainer.models.backbones import SOURCES
+from lacuna.trainer.models.parts import learning, published_names
+from lacuna.trainer.models.weights import is_file, load_weights
+
+_NORMS = {
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "unit": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+    "centered": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+}
+
+
+class Classifier(nn.Module):
+    """Inputs: uint8 [B, 3, H, W] (normalised here, on the device), or float [B, D] features."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(self, backbone: nn.Module, width: int, classes: int, config: ModelConfig, normalize: str,
+                 names: dict[str, str] | None = None):
+        """`names`: how the publisher of the backbone calls its modules and parameters."""
+        super().__init__()
+        self.backbone = backbone
+        self.names = names or published_names(backbone, backbone)
+        self.neck = nn.Linear(width, config.bottleneck) if config.bottleneck else nn.Identity()
+        self.head = nn.Linear(config.bottleneck or width, classes)
+        self.width = width
+        self.extra: nn.Module | None = None  # what a method trains beside the head
+        self.boost = config.boost
+        self.freeze_statistics = config.batchnorm == "frozen"
+        self.set_trainable("all")
+        mean, std = _NORMS[normalize]
+        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1) * 255, persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(3, 1, 1) * 255, persistent=False)
+
+    def forward(self, inputs: torch.Tensor,
+                with_maps: bool = False) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """logits [B, L], score-map logits [B, L, G, G] (None unless asked), and the features themselves."""
+        features = self.features(inputs)
+        if features.ndim == 2:
+            return self.head(self.neck(features)).float(), None, features
+        logits = self.head(self.neck(features.mean((2, 3)))).float() if self.boost == 1 else None
+        if logits is not None and not with_maps:
+            return logits, None, features
+        maps = self.head(self.neck(features.permute(0, 2, 3, 1))).permute(0, 3, 1, 2).float()
+        if logits is None:  # boosted scores do not commute with pooling
+            maps = torch.where(maps > 0, self.boost * maps, maps)
+            logits = maps.mean((2, 3))
+        return logits, maps if with_maps else None, features
+
+    @property
+    def blank(self) -> tuple[int, int, int]:
+        """The colour that is 0 after normalisation."""
+        red, green, blue = self.mean.flatten().round().int().tolist()
+        return red, green, blue
+
+    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
+        """Weights of a run whose method trained something beside the head load without it where no method is."""
+        if self.extra is None:
+            state_dict = {name: tensor for name, tensor in state_dict.items() if not name.startswith("extra.")}
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def features(self, inputs: torch.Tensor) -> torch.Tensor:
+        """[B, D, G, G], or [B, D] for feature shards."""
+        inputs = self.normalized(inputs)
+        if not self.learning:
+            with torch.no_grad():
+                return self.backbone(inputs)
+        return self.backbone(inputs)
+
+    def normalized(self, inputs: torch.Tensor) -> torch.Tensor:
+        return (inputs.float() - self.mean) / self.std if inputs.dtype == torch.uint8 else inputs
+
+    def train(self, mode: bool = True) -> Classifier:
+        super().train(mode)
+        for name, module in self.backbone.named_modules():
+            if name not in self.learning:
+                module.training = False
+        if self.freeze_statistics:
+            for module in self.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+        return self
+
+    def set_trainable(self, trainable: str | tuple[str, ...]) -> None:
+        """'head', 'all', or the head and parts of the backbone by name; what is fixed stays in evaluation mode."""
+        self.learning = learning(self.names, trainable)
+        for name, parameter in self.backbone.named_parameters():
+            parameter.requires_grad_(name in self.learning)
+
+
+def build_model(config: ModelConfig, data: DataConfig, classes: int, feature_width: int) -> Classifier:
+    """`feature_width` is the vector length of feature shards, 0 for images."""
+    source, _, name = config.backbone.partition(":")
+    if (source == "features") != bool(feature_width):
+        found = "feature vectors" if feature_width else "images"
+        raise UserError(f"model.backbone = {config.backbone!r}, but data.train holds {found}. Use 'features' for "
+                        "feature shards, and 'torchvision:NAME' or 'timm:NAME' for images.")
+    if source == "features" and config.boost != 1:
+        raise UserError(f"model.boost = {config.boost} boosts score maps, but data.train holds feature vectors. Use "
+                        "image shards, or model.boost=1.")
+    if source == "features":
+        return Classifier(nn.Identity(), feature_width, classes, config, data.normalize)
+    if source not in SOURCES or not name:
+        raise UserError(f"model.backbone = {config.backbone!r}: write 'torchvision:NAME', 'timm:NAME' or 'features'.")
+    body, backbone = SOURCES[source](name, config.weights, data.image_size)
+    if is_file(config.weights):
+        load_weights(body, backbone, config.weights)
+    return Classifier(backbone, _probe(backbone, config, data.image_size), classes, config, data.normalize,
+                      published_names(body, backbone))
+
+
+def _probe(backbone: nn.Module, config: ModelConfig, size: int) -> int:
+    """The feature width D, from a blank image; a backbone that cannot take the size is named here, not in step 1."""
+    try:
+        with torch.no_grad():
+            shape = backbone.eval()(torch.zeros(1, 3, size, size)).shape
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise UserError(f"model.backbone = {config.backbone!r} cannot take data.image_size = {size}: {error}. "
+                        "Use the size it was made for, or another backbone.") from None
+    if len(shape) != 4 or shape[2] != shape[3]:
+        raise UserError(f"model.backbone = {config.backbone!r} gives {list(shape)} instead of a square feature map. "
+                        "Use another backbone.")
+    return shape[1]
+
+
+def spatial_side(model: Classifier, size: int) -> int:
+    """G, the side of the score maps for images of `size`."""
+    blank = torch.zeros(1, 3, size, size, dtype=torch.uint8, device=model.mean.device)
+    with torch.no_grad():
+        return model.eval().features(blank).shape[-1]
+
+
+def head_and_backbone(model: Classifier) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    body = [p for p in model.backbone.parameters() if p.requires_grad]
+    extra = model.extra.parameters() if model.extra is not None else ()
+    return [*model.neck.parameters(), *model.head.parameters(), *extra], body

@@ -1,0 +1,43 @@
+"""A pass over all training samples between two epochs, for methods that decide something about every sample at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from lacuna.data_pipelines.plan import EpochPlan
+from lacuna.trainer.evaluate import autocast, eval_stream, model_inputs
+from lacuna.trainer.methods.base import Outputs, Scored
+
+if TYPE_CHECKING:
+    from lacuna.trainer.whole_run import Run
+
+
+def scored(run: Run, plan: EpochPlan, overall: int) -> Iterator[Scored]:
+    """This rank's samples in the order of the coming epoch: the same shards are leased, within the same budget.
+
+    A run that is killed inside takes the whole pass again: nothing of it is committed before the next checkpoint.
+    """
+    world, source = run.world, run.sources["train"]
+    was_training = run.model.training
+    run.model.eval()
+    if run.state:
+        run.state.begin_epoch(plan, 0, overall)
+    with eval_stream(source, plan, run.config, world) as stream, torch.no_grad():
+        for batch in stream:
+            run.watchdog.beat("scoring the training samples")
+            if run.state:
+                run.state.begin_step()
+            if len(batch):
+                inputs = model_inputs(batch.inputs, run.config, world)
+                with autocast(run.config, world):
+                    outputs = Outputs(*run.model(inputs, with_maps=run.method.needs_maps))
+                batch.labels = batch.labels.to(world.device, non_blocking=True)
+                yield Scored(batch, outputs, run.state.rows(batch) if run.state else None)
+            if run.state:
+                run.state.end_step()
+    if run.state:
+        run.state.end_epoch()
+    run.model.train(was_training)
