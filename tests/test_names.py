@@ -1,4 +1,4 @@
-"""Proves that there is one import name: every module loads as lacuna.…, and none a second time under a folder's name."""
+"""Proves that there is one import name: modules load as lacuna.…, never a second time under a folder's name."""
 
 from __future__ import annotations
 
