@@ -2,8 +2,7 @@
 
 from lacuna.state_store.fields import Constant, Draw, Field, Given
 from lacuna.state_store.manifest import Delta
-from lacuna.state_store.memory import MemoryStore
 from lacuna.state_store.session import Session
 from lacuna.state_store.store import StateStore, create, open
 
-__all__ = ["Constant", "Delta", "Draw", "Field", "Given", "MemoryStore", "Session", "StateStore", "create", "open"]
+__all__ = ["Constant", "Delta", "Draw", "Field", "Given", "Session", "StateStore", "create", "open"]

@@ -8,10 +8,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import yaml
 from safetensors.torch import load_file
 
+from lacuna import state_store
 from lacuna.basics.places import RUN_SCRIPT
 from lacuna.tools import launches
 
@@ -92,6 +94,14 @@ def last_checkpoint(folder: Path) -> Path:
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(last_checkpoint(folder) / "model.safetensors")
+
+
+def stored(folder: Path) -> dict[str, np.ndarray]:
+    """Every field of the last checkpoint's snapshot, whole."""
+    store = state_store.open(str(folder / "state"))
+    reader = store.reader(last_checkpoint(folder).name)
+    return {name: np.concatenate([reader.read_shard(name, s) for s in range(store.schema.shards)])
+            for name in store.schema.fields}
 
 
 def optimizer_tensors(folder: Path, step: int | None = None) -> list[torch.Tensor]:

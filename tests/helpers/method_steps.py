@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from lacuna.state_store import Given, MemoryStore
+from lacuna.state_store import Given
 from lacuna.trainer.config.validation import validated
 from lacuna.trainer.methods import METHODS
 from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Step, Task
 from lacuna.trainer.sample_state import StateRows
 from tests.helpers.oracles import batch_of, step_of
+from tests.helpers.state.memory import MemoryStore
 
 GRID, SIDE, WIDTH = 2, 8, 3
 

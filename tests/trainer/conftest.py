@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.launching import Launch
-from tests.trainer.test_state_resume import en_scl_config
+from tests.helpers.run_configs import en_scl_config
 
 
 @pytest.fixture(scope="session")

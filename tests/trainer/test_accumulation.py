@@ -20,7 +20,7 @@ from lacuna.trainer.methods import build_method
 from lacuna.trainer.methods.base import Outputs, Task
 from lacuna.trainer.models.classifier import build_model
 from tests.helpers.launching import ROOT, Launch, environment, last_checkpoint, losses, metrics
-from tests.trainer.test_resume import config
+from tests.helpers.run_configs import config
 
 
 @pytest.mark.parametrize(("batch", "micro", "world"), [(32, 0, 1), (32, 5, 2), (10, 4, 1), (9, 4, 1), (7, 100, 1)])

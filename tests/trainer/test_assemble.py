@@ -18,7 +18,7 @@ from lacuna.trainer.config.sections import parse_config
 from lacuna.trainer.methods import build_method
 from lacuna.trainer.methods.base import Task
 from tests.helpers.method_steps import method_of
-from tests.trainer.test_resume import config
+from tests.helpers.run_configs import config
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from lacuna.data_pipelines.index import ShardIndex
 from lacuna.trainer.run import main
 from tests.helpers.launching import Launch
-from tests.trainer.test_resume import config
+from tests.helpers.run_configs import config
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,17 @@ from lacuna.data_pipelines.labels import POSITIVE
 from lacuna.data_pipelines.packing import Layout, pack
 from lacuna.data_pipelines.readers import imagenet
 from lacuna.state_store.topk import UNTRACKED
-from tests.helpers.launching import Launch, assert_equal_weights, last_checkpoint, losses, metrics, timeless, weights
-from tests.trainer.test_resume import config
-from tests.trainer.test_state_resume import stored
+from tests.helpers.launching import (
+    Launch,
+    assert_equal_weights,
+    last_checkpoint,
+    losses,
+    metrics,
+    stored,
+    timeless,
+    weights,
+)
+from tests.helpers.run_configs import config
 
 ROLE = {"name": "role", "expected_positives": 2.2, "lr": 0.03}
 ESTIMATORS = {

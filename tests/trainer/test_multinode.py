@@ -28,11 +28,12 @@ from tests.helpers.launching import (
     last_checkpoint,
     losses,
     metrics,
+    stored,
     timeless,
     trace,
     weights,
 )
-from tests.trainer.test_state_resume import en_scl_config, stored
+from tests.helpers.run_configs import en_scl_config
 
 
 class Nodes:

@@ -15,8 +15,8 @@ from lacuna import state_store
 from lacuna.basics import storage
 from lacuna.tools.passes.trained import open_trained, read_weights
 from lacuna.trainer.run_folder import _staging_of
-from tests.helpers.launching import Launch, last_checkpoint, metrics, timeless, weights
-from tests.trainer.test_state_resume import en_scl_config, stored
+from tests.helpers.launching import Launch, last_checkpoint, metrics, stored, timeless, weights
+from tests.helpers.run_configs import en_scl_config
 
 FAULTS = {"500": 0.02, "503": 0.03, "truncate": 0.03, "lost": 0.02, "slow": 0.01}
 

@@ -25,28 +25,10 @@ from tests.helpers.launching import (
     trace,
     weights,
 )
+from tests.helpers.run_configs import config
 
 LAST = "6"  # the last layer of lacuna:tiny
 EPOCH, EPOCHS = 16, 4  # steps of an epoch, epochs of the three phases
-
-
-def config(shards: Path, name: str, **phase) -> dict:
-    return {
-        "name": name,
-        "data": {
-            "train": {"url": str(shards / "train")}, "val": {"url": str(shards / "val")},
-            "test": {"url": str(shards / "test")}, "image_size": 32, "normalize": "centered", "streams": 4,
-            "open_shards": 2, "augment": {"crop": "random_resized", "flip": True},
-        },
-        "model": {"backbone": "lacuna:tiny"},
-        "method": {"name": "epr", "expected_positives": 2.2},
-        "phases": [
-            {"name": "linear", "epochs": 1, "batch": 32, "lr": 1e-3, "trainable": "head", **phase},
-            {"name": "all", "epochs": 2, "batch": 32, "lr": 1e-3, "schedule": "cosine", **phase},
-        ],
-        "train": {"log_every": 1, "checkpoint_every": "5st", "ema_decay": 0.9, "trace_samples": True,
-                  "clip_norm": 1.0},
-    }
 
 
 def three_phases(shards: Path, name: str, **phase) -> dict:

@@ -8,43 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lacuna import state_store
-from tests.helpers.launching import Launch, assert_equal_weights, last_checkpoint, losses, metrics, timeless
-from tests.trainer.test_resume import config
-
-METHODS = {
-    "en_scl": {"name": "en_scl", "start_phase": 1, "expected_positives": 2.2},
-    "role": {"name": "role", "expected_positives": 2.2, "lr": 0.03},
-}
+from tests.helpers.launching import Launch, assert_equal_weights, losses, metrics, stored, timeless
+from tests.helpers.run_configs import METHODS, method_config
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("state-runs")
-
-
-def method_config(shards: Path, name: str, method: str, **phase) -> dict:
-    body = config(shards, name, **phase)
-    body["data"]["train"]["labels"] = "single"
-    body["method"] = METHODS[method]
-    body["train"]["ema_decay"] = 0.0
-    return body
-
-
-def en_scl_config(shards: Path, name: str) -> dict:
-    """Two epochs of 13 steps, with state from the first on. Plain SGD shows that a resume is exact to rounding."""
-    body = method_config(shards, name, "en_scl", optimizer="sgd", lr=0.02)
-    body["phases"] = [{**body["phases"][1], "epochs": 2}]
-    body["method"] = {**body["method"], "start_phase": 0}
-    return body
-
-
-def stored(folder: Path) -> dict[str, np.ndarray]:
-    """Every field of the last checkpoint's snapshot, whole."""
-    store = state_store.open(str(folder / "state"))
-    reader = store.reader(last_checkpoint(folder).name)
-    return {name: np.concatenate([reader.read_shard(name, s) for s in range(store.schema.shards)])
-            for name in store.schema.fields}
 
 
 # ROLE is killed and resumed in every `make test` with its other estimators (test_many_runs.py).

@@ -1,0 +1,205 @@
+"""Proves that wrong schemas, damaged objects, foreign files and full disks give precise errors, not wrong rows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lacuna import state_store
+from lacuna.basics.errors import UserError
+from lacuna.state_store import Field
+from lacuna.state_store.chunks import DamagedChunk
+from lacuna.state_store.verify import stats, verify
+from tests.helpers.state.crash_worker import SEED, changes
+from tests.helpers.state.crashes import ROOT, WORKER, finish_cleanly, last_committed, launch
+from tests.helpers.state.samples import FIELDS, INITIALS, ROWS
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store with two snapshots of the crash worker's steps."""
+    store = state_store.create(str(tmp_path / "state"), ROWS, "index", FIELDS, SEED)
+    with store.session(store.begin_attempt(), budget=10**6, initials=INITIALS) as session:
+        for step in range(2):
+            for shard, field, rows, stored in changes(step):
+                if session.slots.slot_of[shard] < 0:
+                    session.lease(shard)
+                session.scatter(field, np.full(len(rows), shard), rows, stored)
+            for shard in {change[0] for change in changes(step)}:
+                session.release(shard)
+            session.finish()
+            session.snapshot(f"s{step}", {"step": step})
+    return store
+
+
+def chunk_file(store, field: str, shard: int, snapshot: str = "s1") -> Path:
+    ref = store.manifest(snapshot).refs[field][shard]
+    return Path(store.url, "chunks", field, f"{shard:06d}.{ref.token}")
+
+
+def test_a_sound_store_verifies(store):
+    """No problems, no orphans, no strangers; statistics count what was written."""
+    report = verify(store)
+    assert (report.problems, report.orphans, report.foreign) == ([], [], [])
+    assert report.snapshots == ["s0", "s1"]
+    rows = {item.field.name: item for item in stats(store, "s1", values=True)}
+    assert rows["phi"].written == 4
+    assert rows["phi"].chunks == len(ROWS)
+    assert rows["ema"].values[0] >= 0
+    assert rows["ema"].values[2] <= 1
+    assert stats(store, "s0")[0].values is None
+
+
+@pytest.mark.parametrize(("harm", "kind"), [
+    (lambda f: f.unlink(), "missing"),
+    (lambda f: f.write_bytes(f.read_bytes()[:-3]), "truncated"),
+    (lambda f: f.write_bytes(b""), "truncated"),
+    (lambda f: f.write_bytes(bytes([f.read_bytes()[0] ^ 1]) + f.read_bytes()[1:]), "corrupt"),
+])
+@pytest.mark.parametrize("field", ["phi", "ema"])
+def test_damaged_chunks_are_named(store, harm, kind, field):
+    """A lost, torn or flipped chunk is an error at the lease that names field, shard and file; verify lists it."""
+    path = chunk_file(store, field, 1)
+    harm(path)
+    problems = verify(store).problems
+    assert [(p.kind, Path(p.object).name, p.snapshots) for p in problems] == [(kind, path.name, ("s1",))]
+    with store.session(store.begin_attempt(), budget=10**6, initials=INITIALS, snapshot="s1") as session:
+        with pytest.raises(DamagedChunk, match=rf"'{field}', shard 1.*{path.name}.*{kind}.*verify"):
+            session.lease(1)
+        with pytest.raises(UserError):  # the session does not go on with a hole
+            session.lease(0)
+    with store.session(store.begin_attempt(), budget=10**6, initials=INITIALS, snapshot="s0") as session:
+        session.lease(1)
+
+
+def test_a_swapped_chunk_is_noticed(store):
+    """A whole chunk of another version under the right name does not pass: the manifest knows its checksum."""
+    shutil.copy(chunk_file(store, "moment", 2, "s0"), chunk_file(store, "moment", 2, "s1"))
+    assert [p.kind for p in verify(store, ["s1"]).problems] == ["corrupt"]
+
+
+def test_never_written_is_not_lost(store):
+    """Shard 5 was never written: it reads as initial values and verifies."""
+    assert 5 not in store.manifest("s1").refs["phi"]
+    expected = FIELDS[0].initial_rows(SEED, 5, ROWS[5])
+    np.testing.assert_array_equal(store.reader("s1", INITIALS).read_shard("phi", 5), expected)
+
+
+def test_damaged_metadata(store):
+    """Truncated group metadata, log entries and manifests are told apart; one bad snapshot hides no other."""
+    entry = store.entry("s1")
+    manifest = Path(store.url, "manifests", entry.manifest + ".json")
+    manifest.write_bytes(manifest.read_bytes()[:-10])
+    fresh = state_store.open(store.url)
+    with pytest.raises(UserError, match=r"manifest is damaged.*snapshots"):
+        fresh.manifest("s1")
+    assert [(p.kind, p.snapshots) for p in verify(fresh).problems] == [("metadata", ("s1",))]
+    attempt = fresh.begin_attempt()  # a launch is still possible, and sweeps nothing that the manifest may need
+    fresh.delete_snapshot("s1", attempt)
+    with fresh.session(attempt, budget=10**6, initials=INITIALS, snapshot="s0") as session:
+        session.lease(1)
+    fresh.begin_attempt()
+    assert verify(fresh).problems == []
+    assert fresh.orphans() == []
+    log = Path(store.url, "log", "00000001.json")
+    text = log.read_bytes()
+    log.write_bytes(text[: len(text) // 2])
+    with pytest.raises(UserError, match=r"00000001.json: damaged log entry"):
+        state_store.open(store.url).snapshots()
+    assert [p.kind for p in verify(state_store.open(store.url)).problems] == ["metadata"]
+    group = Path(store.url, "zarr.json")
+    group.write_bytes(group.read_bytes()[:50])
+    with pytest.raises(UserError, match=r"zarr.json: not a Lacuna state store, or its metadata are truncated"):
+        state_store.open(store.url)
+
+
+def test_missing_store_and_second_create(store, tmp_path):
+    """Opening nothing and creating twice are refused with the URL."""
+    with pytest.raises(UserError, match=r"nowhere: no state store here"):
+        state_store.open(str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match="already a store"):
+        state_store.create(store.url, ROWS, "index", FIELDS, SEED)
+    text = Path(store.url, "zarr.json").read_text().replace('"version": 1', '"version": 7')
+    Path(store.url, "zarr.json").write_text(text)
+    with pytest.raises(UserError, match=r"version 7, this program reads version 1"):
+        state_store.open(store.url)
+
+
+def test_foreign_files_are_left_alone(store):
+    """Files that are not ours are named by verify and survive sweeping; a crash's leftovers do not."""
+    strangers = ["notes.txt", "chunks/phi/readme", "chunks/other", "log/old.json", "manifests/x"]
+    for name in strangers:
+        Path(store.url, name).write_text("mine")
+    Path(store.url, "chunks/phi/000003.1-0-999").write_bytes(b"half a chu")
+    Path(store.url, "chunks/phi/000003.1-0-98.0123abcd.partial").write_bytes(b"ha")
+    report = verify(store)
+    assert sorted(report.foreign) == sorted(strangers)
+    assert sorted(report.orphans) == ["chunks/phi/000003.1-0-98.0123abcd.partial", "chunks/phi/000003.1-0-999"]
+    store.begin_attempt()
+    assert verify(store).orphans == []
+    assert all(Path(store.url, name).exists() for name in strangers)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"fingerprint": "other"}, r"shard index index .* in the store, other .* asked .*reshard"),
+    ({"rows": [*ROWS[:-1], 12]}, "53 samples"),
+    ({"seed": 3}, "seed 11 in the store, 3 asked"),
+    ({"fields": FIELDS[1:]}, "field 'phi' is in the store but not asked for"),
+    ({"fields": [*FIELDS, Field("extra", (2,), "int8")]}, "field 'extra' is asked for but not in the store"),
+    ({"fields": [Field("phi", (9,), "float32"), *FIELDS[1:]]}, "field 'phi': dtype float16 in the store, float32"),
+])
+def test_opening_with_another_schema_is_refused(store, change, message):
+    """Other fields, dtypes, seed, shards or class list: the message says what differs."""
+    arguments = {"rows": ROWS, "fingerprint": "index", "fields": FIELDS, "seed": SEED, **change}
+    with pytest.raises(UserError, match=f"(?s){message}"):
+        state_store.open(store.url, **arguments)
+    state_store.open(store.url, ROWS, "index", FIELDS, SEED)
+
+
+def test_bad_shards_are_refused(tmp_path):
+    """No shards, no fields, two fields of one name and a chunk beyond the codec's limit are errors at creation."""
+    url, one = str(tmp_path / "s"), Field("a", (1,), "int8")
+    for rows, fields, message in [([], [one], "at least one shard"), ([0], [one], "at least one shard"),
+                                  ([3], [], "at least one field"), ([3], [one, one], "must differ"),
+                                  ([10**6], [Field("a", (1000,), "float32")], "4.0 GB in one chunk")]:
+        with pytest.raises(UserError, match=message):
+            state_store.create(url, rows, "f", fields)
+
+
+def test_disk_full_is_a_clear_error(tmp_path):
+    """A write that the system refuses ends the run with one message; the last snapshot and the next launch are fine."""
+    url = str(tmp_path / "state")
+    assert launch(url, 2).wait(60) == 0
+    script = (f"import resource, runpy, sys; sys.argv = ['w', {url!r}, '3']\n"
+              "resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))\n"
+              f"runpy.run_path({str(WORKER)!r}, run_name='__main__')")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    finish_cleanly(url, last_committed(url))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_the_run_cleanly(tmp_path, number):
+    """Ctrl-C and SIGTERM end a run within seconds; nothing committed is lost and the next launch goes on."""
+    url = str(tmp_path / "state")
+    process = launch(url, 100_000)
+    for _ in range(3):
+        process.stdout.readline()
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode != 0
+    after = last_committed(url)
+    assert after >= 2
+    if number == signal.SIGINT:
+        assert "KeyboardInterrupt" in err
+        assert not os.listdir(Path(url, "claims"))
+    finish_cleanly(url, after)

@@ -1,0 +1,188 @@
+"""Proves that exports are readable elsewhere and come back exact, and that resharding and migration move every row."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+
+from lacuna import state_store
+from lacuna.basics.errors import UserError
+from lacuna.state_store import Field
+from lacuna.state_store.export import export_references, export_rows, export_zarr, import_rows
+from lacuna.state_store.reshard import migrate, reshard
+from tests.helpers.state.samples import FIELDS, INITIALS, ROWS, assert_same, copied, initial_state, random_stored
+
+SEED = 4
+
+
+def keys(shard: int) -> list[str]:
+    return [f"sample-{shard}-{row}" for row in range(ROWS[shard])]
+
+
+@pytest.fixture
+def filled(tmp_path):
+    """A store with snapshot "end" in which shards 0..3 are written, and the dict model of it."""
+    rng, state = np.random.default_rng(0), initial_state(SEED)
+    store = state_store.create(str(tmp_path / "state"), ROWS, "index", FIELDS, SEED)
+    with store.session(store.begin_attempt(), budget=10**6, initials=INITIALS) as session:
+        for shard in range(4):
+            session.lease(shard)
+            for field in FIELDS:
+                stored = random_stored(rng, field, ROWS[shard])
+                if field.dtype == "bits":
+                    stored = field.encode(field.decode(stored))  # padding bits are zero
+                session.scatter(field.name, np.full(len(stored), shard), np.arange(len(stored)), stored)
+                state[field.name][shard][:] = stored
+            session.release(shard)
+        session.finish()
+        session.snapshot("end", {"step": 7})
+    return store, state
+
+
+def check_zarr(group, state) -> None:
+    for name, shards in state.items():
+        for shard, rows in enumerate(shards):
+            np.testing.assert_array_equal(group[name][shard, : len(rows)], rows)
+
+
+def test_plain_zarr_is_read_by_zarr(filled, tmp_path):
+    """zarr.open sees every row of every field, never-written ones with their initial values."""
+    import zarr
+
+    store, state = filled
+    assert export_zarr(store.reader("end", INITIALS), str(tmp_path / "z")) == len(FIELDS) * len(ROWS)
+    check_zarr(zarr.open(str(tmp_path / "z"), mode="r"), state)
+    with pytest.raises(UserError, match="already a Zarr group"):
+        export_zarr(store.reader("end", INITIALS), str(tmp_path / "z"))
+    with pytest.raises(UserError, match="initials"):
+        export_zarr(store.reader("end"), str(tmp_path / "y"))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorstore") is None, reason="tensorstore is not installed")
+def test_plain_zarr_is_read_by_tensorstore(filled, tmp_path):
+    """TensorStore reads the same export."""
+    import tensorstore
+
+    store, state = filled
+    export_zarr(store.reader("end", INITIALS), str(tmp_path / "z"))
+    group = {name: tensorstore.open({"driver": "zarr3", "kvstore": f"file://{tmp_path}/z/{name}/"}).result().read().result()
+             for name in state}
+    check_zarr(group, state)
+
+
+def test_references_are_read_in_place(filled, tmp_path):
+    """A reference manifest lets zarr read the live store's chunks without a copy."""
+    import fsspec
+    import zarr
+    from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+    from zarr.storage import FsspecStore
+
+    store, state = filled
+    export_references(store.reader("end", INITIALS), str(tmp_path / "refs.json"))
+    references = fsspec.filesystem("reference", fo=str(tmp_path / "refs.json"), remote_protocol="file",
+                                   skip_instance_cache=True)
+    wrapped = AsyncFileSystemWrapper(references, asynchronous=True)
+    check_zarr(zarr.open(FsspecStore(wrapped, read_only=True, path=""), mode="r"), state)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "npz"])
+def test_rows_round_trip_by_key(filled, tmp_path, kind):
+    """Exported rows come back bit-exact into a store that lost them, in one or many passes."""
+    store, state = filled
+    out = str(tmp_path / "rows")
+    assert export_rows(store.reader("end", INITIALS), keys, out, kind) == sum(ROWS)
+    other = state_store.create(str(tmp_path / "other"), ROWS, "index", FIELDS, SEED)
+    assert import_rows(other, None, out, keys, "back", budget=4000, initials=INITIALS) == (sum(ROWS), 0)
+    with other.session(other.begin_attempt(), budget=10**6, initials=INITIALS, snapshot="back") as session:
+        assert_same(session, state)
+    with pytest.raises(UserError, match=r"format 'csv'.*parquet"):
+        export_rows(store.reader("end", INITIALS), keys, out, "csv")
+    with pytest.raises(UserError, match=r"no \.parquet or \.npz"):
+        import_rows(other, None, str(tmp_path), keys, "x")
+
+
+def test_partial_import_keeps_the_rest(filled, tmp_path):
+    """Files with some fields replace only those; the snapshot before stays as it was."""
+    store, state = filled
+    out = str(tmp_path / "rows")
+    export_rows(store.reader("end", INITIALS), keys, out, "npz", ["step", "phi"])
+    before = copied(state)
+    with store.session(store.begin_attempt(), budget=10**6, initials=INITIALS, snapshot="end") as session:
+        session.lease(2)
+        for name in ("step", "moment"):
+            session.scatter(name, np.full(12, 2), np.arange(12), np.zeros_like(state[name][2]))
+        session.release(2)
+        session.finish()
+        session.snapshot("changed")
+    state["moment"][2][:] = 0
+    import_rows(store, "changed", out, keys, "mended", initials=INITIALS)
+    with store.session(store.begin_attempt(), budget=10**6, initials=INITIALS, snapshot="mended") as session:
+        assert_same(session, state)
+        session.restore("end")
+        assert_same(session, before)
+
+
+def test_reshard_moves_state_by_key(filled, tmp_path):
+    """Samples dealt to other shards, some dropped and some new, keep their rows; new ones start afresh."""
+    store, state = filled
+    everything = [key for shard in range(len(ROWS)) for key in keys(shard)]
+    where = {key: (s, r) for s in range(len(ROWS)) for r, key in enumerate(keys(s))}
+    order = np.random.default_rng(1).permutation(len(everything))[:-3]
+    shuffled = [*(everything[i] for i in order), "new-1", "new-2"]
+    rows = [17, 16, len(shuffled) - 33]
+    dealt = [shuffled[:17], shuffled[17:33], shuffled[33:]]
+
+    def fresh(shard: int) -> np.ndarray:
+        return np.full((rows[shard], 8), 0.25, np.float32)
+
+    target, moved, dropped = reshard(store, "end", keys, str(tmp_path / "new"), rows, "index-2", dealt.__getitem__,
+                                     budget=3000, initials=INITIALS, target_initials={"ema": fresh})
+    assert (moved, dropped) == (len(everything) - 3, 3)
+    assert target.entry("end").meta == {"step": 7}
+    with target.session(target.begin_attempt(), budget=10**6, initials={"ema": fresh}, snapshot="end") as session:
+        for shard, names in enumerate(dealt):
+            for field in FIELDS:
+                got = session.read_shard(field.name, shard)
+                start = field.initial_rows(SEED, shard, rows[shard], fresh)
+                for row, key in enumerate(names):
+                    expected = state[field.name][where[key][0]][where[key][1]] if key in where else start[row]
+                    np.testing.assert_array_equal(got[row], expected)
+        assert int(sum(session.histogram("ema")).sum()) == sum(rows) * 8
+    with pytest.raises(UserError, match=r"'ema', shard \d+.*only training knows"):
+        reshard(store, "end", keys, str(tmp_path / "third"), rows, "index-2", dealt.__getitem__)
+    with pytest.raises(UserError, match=r"'sample-0-0' occurs twice"):
+        reshard(store, "end", keys, str(tmp_path / "fourth"), [2], "i", lambda s: ["sample-0-0", "sample-0-0"])
+
+
+def test_migrate_converts_fields(filled, tmp_path):
+    """A wider dtype keeps the values, dropped fields stay behind, new ones start afresh; other shapes are refused."""
+    store, state = filled
+    fields = [Field("ema", (8,), "uint16", state_store.Given("third"), range=(0, 1), histogram=True),
+              Field("phi", (8,), "float32"), FIELDS[3], Field("more", (2,), "int8", state_store.Constant(3))]
+    target, done = migrate(store, "end", str(tmp_path / "new"), fields)
+    assert any("uint8 → uint16" in line for line in done)
+    assert any(line == "heat: left behind" for line in done)
+    reader = target.reader("end", INITIALS)
+    for shard in range(4):
+        scores = fields[0].decode(reader.read_shard("ema", shard))
+        np.testing.assert_allclose(scores, state["ema"][shard] / 255, atol=1e-5)
+        np.testing.assert_array_equal(reader.read_shard("phi", shard), state["phi"][shard].astype(np.float32))
+        np.testing.assert_array_equal(reader.read_shard("ids", shard), state["ids"][shard])
+    assert (reader.read_shard("more", 1) == 3).all()
+    with pytest.raises(UserError, match=r"shape \(8,\).*\(9,\)"):
+        migrate(store, "end", str(tmp_path / "bad"), [Field("phi", (9,), "float32")])
+
+
+def test_live_store_has_zarr_metadata(filled):
+    """zarr opens the store itself: shapes, dtypes and the schema in its attributes."""
+    import zarr
+
+    store, _ = filled
+    group = zarr.open(store.url, mode="r")
+    assert group["heat"].shape == (len(ROWS), 12, 3, 4, 4)
+    assert group["phi"].dtype == np.float16
+    assert group["phi"].chunks == (1, 12, 8)
+    assert json.loads(json.dumps(group.attrs["lacuna_state"]))["fingerprint"] == "index"
