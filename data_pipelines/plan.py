@@ -76,10 +76,6 @@ class EpochPlan:
         """Global batches in this epoch; every sample is in exactly one."""
         return int(-(-self.stream_samples.max(initial=0) // self.quota))
 
-    def batch_samples(self, step: int) -> int:
-        """Samples of the global batch at `step` (fewer than `batch` near the end of the epoch)."""
-        return int(np.clip(self.stream_samples - step * self.quota, 0, self.quota).sum())
-
     def rank_streams(self, rank: int, world: int) -> range:
         if self.streams % world:
             raise UserError(

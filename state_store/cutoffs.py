@@ -28,14 +28,12 @@ class Cutoffs:
     bounds: np.ndarray  # uint64 [L], inclusive
     tie_key: int  # names the hash that breaks ties
     rows: int  # rows of the longest shard: sample number = shard · rows + row
-    shift: int = 0  # codes are compared after this right shift
 
     def selected(self, codes: np.ndarray, shards: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """bool [B, L]: whether each entry of a batch (stored codes [B, L]) is among its column's top p."""
-        level = codes >> np.asarray(self.shift, codes.dtype) if self.shift else codes
         theta = np.minimum(self.codes, np.iinfo(np.int32).max).astype(np.int32)
-        chosen = level > theta
-        tied = level == theta
+        chosen = codes > theta
+        tied = codes == theta
         chosen |= tied & (self.bounds == _ALL)
         tied &= self.bounds != _ALL
         at, columns = np.nonzero(tied)
@@ -46,13 +44,12 @@ class Cutoffs:
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """For the checkpoint: after a resume in the middle of an epoch cut-offs are not recomputed."""
-        return {"codes": self.codes, "bounds": self.bounds,
-                "rule": np.array([self.tie_key, self.rows, self.shift], np.uint64)}
+        return {"codes": self.codes, "bounds": self.bounds, "rule": np.array([self.tie_key, self.rows], np.uint64)}
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Cutoffs:
-        key, rows, shift = (int(x) for x in arrays["rule"])
-        return cls(arrays["codes"], arrays["bounds"], key, rows, shift)
+        key, rows = (int(x) for x in arrays["rule"])
+        return cls(arrays["codes"], arrays["bounds"], key, rows)
 
 
 @dataclass
@@ -136,19 +133,6 @@ def exact_cutoffs(reader: Reader, field: str, quotas: np.ndarray, counts: np.nda
         columns, level, keys = (np.concatenate(exchange.gather(part)) for part in found)
         _choose(search, columns, level, keys.astype(np.uint64), codes, bounds)
     return result
-
-
-def expected_cutoffs(reader: Reader, field: str, quotas: np.ndarray, counts: np.ndarray, salt: int) -> Cutoffs:
-    """Cut-offs without a pass: of the histogram bin that the quota falls into, a hash chooses the expected number."""
-    search, result = _start(reader, field, quotas, counts, salt)
-    shift = search.code_left
-    active = search.active
-    result.codes[active] = search.codes[active]
-    result.codes[~active] = np.where(result.codes[~active] == _NONE, _NONE, result.codes[~active] >> shift)
-    for column in np.flatnonzero(active):
-        share = int(search.quota[column]) * 2**64 // int(search.size[column])
-        result.bounds[column] = np.uint64(min(max(share - 1, 0), 2**64 - 1))
-    return Cutoffs(result.codes, result.bounds, result.tie_key, result.rows, shift)
 
 
 def _start(reader: Reader, field: str, quotas: np.ndarray, counts: np.ndarray, salt: int) -> tuple[_Search, Cutoffs]:

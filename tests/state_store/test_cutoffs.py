@@ -9,7 +9,7 @@ import pytest
 
 from lacuna import state_store
 from lacuna.basics.errors import UserError
-from lacuna.state_store.cutoffs import Cutoffs, exact_cutoffs, expected_cutoffs
+from lacuna.state_store.cutoffs import Cutoffs, exact_cutoffs
 from lacuna.state_store.histograms import change, counts, initial_counts
 from lacuna.state_store.row_hash import tie_keys
 from lacuna.state_store.sweep import map_shards
@@ -163,22 +163,6 @@ def test_ranks_agree_with_one(make, limit):
         for shard, rows in enumerate(shards):
             where = np.full(len(rows), shard), np.arange(len(rows))
             np.testing.assert_array_equal(result.selected(rows, *where), alone.selected(rows, *where))
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
-def test_expected_ties_choose_about_p(make, dtype):
-    """Without a pass the number chosen is right on average over salts, and exact when no bin is split."""
-    shards = scores(dtype, "tied")
-    session = make(shards)
-    total, quotas = sum(session.histogram("ema")), np.array([0, 20, 40, 60, 80, 100, 110, 120, 125, 127, 128, 500])
-    chosen = np.zeros(L)
-    for salt in range(200):
-        cut = expected_cutoffs(session, "ema", quotas, total, salt)
-        for shard, rows in enumerate(shards):
-            chosen += cut.selected(rows, np.full(len(rows), shard), np.arange(len(rows))).sum(axis=0)
-    assert np.abs(chosen / 200 - np.minimum(quotas, 128)).max() < 2.5
-    assert chosen[0] == 0
-    assert chosen[-1] == 200 * 128
 
 
 def test_counts_of_changes_and_of_initial_values():

@@ -7,7 +7,7 @@ import torch
 
 from lacuna.state_store.cutoffs import Cutoffs
 
-CUTOFF_STATE = {"codes": "int64 [L]", "bounds": "uint64 [L]", "rule": "uint64 [3]"}  # a method's class_state
+CUTOFF_STATE = {"codes": "int64 [L]", "bounds": "uint64 [L]", "rule": "uint64 [2]"}  # a method's class_state
 
 
 def to_tensors(cutoffs: Cutoffs | None) -> dict[str, torch.Tensor]:
