@@ -77,7 +77,7 @@ def run(quick: bool, args: argparse.Namespace) -> dict:
             "bare": lambda turn: bare_loop(decode, encoded, boxes, args.workers),
             "imagefolder": lambda turn: sum(len(images) for images, _ in loader),
         }
-        rates = take_turns(contenders, rounds, end)
+        rates, delivered = take_turns(contenders, rounds, end)
     median = {name: statistics.median(values) for name, values in rates.items()}
     return {
         "ratios": {f"vs_{label}": round(statistics.median(
@@ -85,14 +85,17 @@ def run(quick: bool, args: argparse.Namespace) -> dict:
             for label, name in (("bare_loop", "bare"), ("imagefolder", "imagefolder"))},
         "images_per_second": {name: round(value, 1) for name, value in median.items()},
         "images": origin, "mean_bytes": round(statistics.mean(map(len, photos))), "epoch": count,
-        "rounds": len(rates["lacuna"]),
+        "delivered": delivered, "rounds": len(rates["lacuna"]),
         "workers": args.workers, "batch": args.batch, "bare_decoder": decoder,
     }
 
 
-def take_turns(contenders: dict[str, Callable[[int], int]], rounds: int, end: float) -> dict[str, list[float]]:
-    """Images/s of every contender in every round; round 0 warms up, and three are counted even after the end."""
+def take_turns(contenders: dict[str, Callable[[int], int]], rounds: int,
+               end: float) -> tuple[dict[str, list[float]], dict[str, int]]:
+    """Images/s of every contender in every round, and its images in all; round 0 warms up, and three are counted even
+    after the end."""
     rates: dict[str, list[float]] = {name: [] for name in contenders}
+    delivered = dict.fromkeys(contenders, 0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # each contender has its own workers; torch must not add threads to one of them
     for turn in range(rounds + 1):
@@ -105,11 +108,12 @@ def take_turns(contenders: dict[str, Callable[[int], int]], rounds: int, end: fl
             rate = images / (time.perf_counter() - start)
             if turn:
                 rates[name].append(rate)
+                delivered[name] += images
         if turn:
             print(f"round {turn}: " + ", ".join(f"{name} {rates[name][-1]:,.0f} images/s" for name in contenders),
                   flush=True)
     torch.set_num_threads(threads)
-    return rates
+    return rates, delivered
 
 
 def stream_epoch(source: ShardSource, epoch: int, workers: int, batch: int) -> int:

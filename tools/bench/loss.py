@@ -6,6 +6,8 @@ Ratios (CSL's time ÷ binary cross-entropy's; both start from float32 logits and
   csl_vs_float_bce    the first again, against cross-entropy whose float32 targets are ready made
   topk_vs_ours        torch.topk's time ÷ ours for the selection alone
 Times are the best of many alternating repeats: other programs can only add to them.
+`differences`, each 0: between the gradients of the two cross-entropies (largest), and the number of entries that only
+one of our selection and torch.topk's has.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def run(quick: bool, args: argparse.Namespace) -> dict:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        times = measure(calls(args.batch, args.classes, args.top), repeats)
+        subjects = calls(args.batch, args.classes, args.top)
+        times = measure(subjects, repeats)
+        differences = compare(subjects)
     finally:
         torch.set_num_threads(before)
     for name, seconds in times.items():
@@ -59,13 +63,23 @@ def run(quick: bool, args: argparse.Namespace) -> dict:
             "csl_vs_float_bce": round(times["csl"] / times["float_bce"], 2),
             "topk_vs_ours": round(times["topk"] / times["ours"], 2),
         },
+        "differences": differences,
         "milliseconds": {name: round(seconds * 1e3, 3) for name, seconds in times.items()},
         "batch": args.batch, "classes": args.classes, "top": args.top, "repeats": repeats, "threads": 1,
     }
 
 
-def calls(rows: int, classes: int, top: int) -> dict[str, Callable[[], object]]:
-    """What is measured, by name."""
+def compare(subjects: dict[str, Callable[[], torch.Tensor]]) -> dict[str, float]:
+    chosen = []
+    for name in ("topk", "ours"):
+        columns = subjects[name]()
+        chosen.append({(row, int(c)) for row, line in enumerate(columns) for c in line})
+    return {"bce_gradients": float((subjects["bce"]() - subjects["float_bce"]()).abs().max()),
+            "selected_entries": len(chosen[0] ^ chosen[1])}
+
+
+def calls(rows: int, classes: int, top: int) -> dict[str, Callable[[], torch.Tensor]]:
+    """What is measured, by name: gradients of a loss, or the selected columns of each row."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(rows, classes, generator=generator) * 2 - 4
     labels = torch.full((rows, classes), UNKNOWN, dtype=torch.int8)
@@ -78,13 +92,19 @@ def calls(rows: int, classes: int, top: int) -> dict[str, Callable[[], object]]:
     step = Step(_world_of_one(), rows, 0, 1)
     targets = positive(labels).float()
 
-    def cross_entropy(make_targets: Callable[[], torch.Tensor]) -> None:
+    def cross_entropy(make_targets: Callable[[], torch.Tensor]) -> torch.Tensor:
         leaf = logits.clone().requires_grad_()
         F.binary_cross_entropy_with_logits(leaf, make_targets()).backward()
+        return gradient(leaf)
 
-    def ours(method: Method) -> None:
+    def ours(method: Method) -> torch.Tensor:
         leaf = logits.clone().requires_grad_()
         (method.loss(Outputs(leaf), batch, step).per_sample.sum() / step.samples).backward()
+        return gradient(leaf)
+
+    def gradient(leaf: torch.Tensor) -> torch.Tensor:
+        assert leaf.grad is not None
+        return leaf.grad
 
     per_image = build_method({**_CSL, "top": top}, task)
     of_batch = build_method({**_CSL, "top": top, "budget": "batch"}, task)
@@ -93,12 +113,12 @@ def calls(rows: int, classes: int, top: int) -> dict[str, Callable[[], object]]:
         "float_bce": lambda: cross_entropy(lambda: targets),
         "csl": lambda: ours(per_image),
         "csl_batch": lambda: ours(of_batch),
-        "topk": lambda: torch.topk(logits, min(top, classes), sorted=False),
-        "ours": lambda: top_entries(logits, top),
+        "topk": lambda: torch.topk(logits, min(top, classes), sorted=False).indices,
+        "ours": lambda: top_entries(logits, top)[1],
     }
 
 
-def measure(subjects: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def measure(subjects: dict[str, Callable[[], torch.Tensor]], repeats: int) -> dict[str, float]:
     """Seconds of the fastest call of each; the subjects take turns, so that a busy machine slows them all."""
     best = dict.fromkeys(subjects, float("inf"))
     for repeat in range(repeats + 3):

@@ -2,7 +2,8 @@
 
 Ratio vs_local: samples a second on an S3 server with that latency ÷ on local disk, once prefetch is warm. Shards,
 label sidecars and per-sample state (label estimates with their Adam moments) are all remote; the time that a model
-would compute is slept, so that only waiting for storage can slow the loop down.
+would compute is slept, so that only waiting for storage can slow the loop down. `checksum`, the same on both sides:
+of every batch's samples, pictures and labels and of the state rows read for it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import os
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,6 +63,7 @@ class Measured:
     data: np.ndarray
     state: np.ndarray
     whole: np.ndarray
+    checksum: int
 
     @property
     def rate(self) -> float:
@@ -68,7 +71,7 @@ class Measured:
 
     def report(self) -> dict:
         return {"samples_per_second": round(self.rate, 1), "data_wait_ms": round(float(self.data.mean()) * 1e3, 2),
-                "state_wait_ms": round(float(self.state.mean()) * 1e3, 2)}
+                "state_wait_ms": round(float(self.state.mean()) * 1e3, 2), "checksum": self.checksum}
 
 
 def _measure(root: str, step_seconds: float) -> Measured:
@@ -81,7 +84,7 @@ def _measure(root: str, step_seconds: float) -> Measured:
                         source, world, 64 << 20, 0, None)
     maker = SampleMaker(Augment(_SIDE, crop="random_resized"), 1, 0)
     fields = list(state.store.schema.fields)
-    times = []
+    times, checksum = [], 0
     with EpochStream(source, plan, range(_STREAMS), maker, workers=1) as stream:
         state.begin_epoch(plan, 0, 0)
         batches = iter(stream)
@@ -99,10 +102,12 @@ def _measure(root: str, step_seconds: float) -> Measured:
             state.end_step()
             ended = time.perf_counter()
             times.append((got - began, leased - got + ended - computed, ended - began))
+            for part in (batch.shards, batch.rows, batch.inputs, batch.labels, *values.values()):
+                checksum = zlib.crc32(np.asarray(part).tobytes(), checksum)
         state.end_epoch()
     state.close()
     kept = np.array(times[_WARM_UP:]).T
-    return Measured(*kept)
+    return Measured(kept[0], kept[1], kept[2], checksum)
 
 
 def _upload(folder: str, url: str) -> None:

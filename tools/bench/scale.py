@@ -5,7 +5,8 @@ exchange, agreeing on every step, waiting for the slower rank). EN + SCL on smal
 An exchange costs the same for any batch (45 MB of gradients through gloo), so --batch decides how much it weighs.
 The two sides take turns of a few steps while the other is held, so that other load hits both alike.
 Ratio two_ranks: samples a second of the pair ÷ samples a second of the two single ones together.
-`where` says how the time of a step is spent: waiting for data, waiting for state, and the rest in both cases.
+`where` says how the time of a step is spent: waiting for data, waiting for state, and the rest in both cases;
+`first_losses` of the warm-up steps show that the two single jobs do the same work.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 
 import yaml
 
+from lacuna.basics.errors import UserError
 from lacuna.tools.bench.tax import make_data
 from lacuna.tools.launches import Launch, command, environment, read_lines
 
@@ -28,13 +30,16 @@ _CLASSES, _WARM_UP, _STEPS_A_TURN = 80, 3, 5
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", type=int, help="of each side (default 8, quick: 2)")
     parser.add_argument("--batch", type=int, help="images a rank and step (default 64, quick: 32)")
+    parser.add_argument("--images", type=int, default=2048, help="of the dataset (default 2048)")
     parser.add_argument("--backbone", default="torchvision:resnet18", help="(default torchvision:resnet18)")
 
 
 def run(quick: bool, args: argparse.Namespace) -> dict:
     turns, batch = args.turns or (2 if quick else 8), args.batch or (32 if quick else 64)
+    if min(turns, batch) < 1 or args.images < 64:
+        raise UserError(f"--turns {turns}, --batch {batch}, --images {args.images}: give at least 1, 1 and 64.")
     with tempfile.TemporaryDirectory(prefix="lacuna-scale-") as folder:
-        make_data(folder, _CLASSES, 2048, 64)
+        make_data(folder, _CLASSES, args.images, min(64, args.images // 4))
         jobs = {name: Job(folder, name, ranks, batch, args.backbone)
                 for name, ranks in (("one", 1), ("other", 1), ("both", 2))}
         try:
@@ -43,7 +48,7 @@ def run(quick: bool, args: argparse.Namespace) -> dict:
             for job in jobs.values():
                 job.launch.signal_all(signal.SIGKILL)
                 job.launch.wait()
-    facts = {name: job.facts() for name, job in jobs.items()}
+        facts = {name: job.facts() for name, job in jobs.items()}
     alone, together = [facts["one"], facts["other"]], facts["both"]
     longer = together["step_ms"] - statistics.mean(single["step_ms"] for single in alone)
     rate = together["samples_per_second"] / sum(single["samples_per_second"] for single in alone)
@@ -83,7 +88,8 @@ class Job:
         step = self.batch / rate
         return {"samples_per_second": round(rate, 2), "step_ms": round(step * 1e3, 1),
                 "data_wait_ms": round(data * 1e3, 2), "state_wait_ms": round(state * 1e3, 2),
-                "compute_and_exchange_ms": round((step - data - state) * 1e3, 1)}
+                "compute_and_exchange_ms": round((step - data - state) * 1e3, 1), "steps": len(lines),
+                "first_losses": [line["loss"] for line in self.lines()[:_WARM_UP]]}
 
 
 def _take_turns(sides: list[list[Job]], turns: int) -> None:

@@ -6,6 +6,7 @@ Ratios (ResNet-18 at 64 px, L = 1000, one torch thread, RAM budget at most a qua
 Methods take turns step by step, so that other load on the machine hits all alike; medians of all steps. Beside them:
 `ratios_of_means` (a rare stall counts too; load from elsewhere as well), and `boundary_ms` per step: what the ends and
 beginnings of epochs cost (flush of the state, EN's cut-offs), spread over the steps of these very short epochs.
+`batches` is a checksum of each method's samples, pictures and labels: all methods saw the same.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import io
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,6 +23,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.labels import UNKNOWN, SparseLabels
 from lacuna.data_pipelines.packing import Layout, pack
 from lacuna.data_pipelines.readers import Dataset, Sample
@@ -39,25 +42,30 @@ _METHODS: dict[str, dict] = {
     "en_cl": {"name": "en_cl", "expected_positives": 1.2},
     "en_scl": {"name": "en_scl", "expected_positives": 1.2, "top_k": 10},
 }
+_WARM_UP, _FEWEST_STEPS = 2, 5  # steps of each method
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=32, help="images a step (default 32)")
     parser.add_argument("--classes", type=int, default=1000, help="classes (default 1000)")
+    parser.add_argument("--images", type=int, help="of the dataset (default 4096, quick: 2048)")
+    parser.add_argument("--backbone", default="torchvision:resnet18", help="(default torchvision:resnet18)")
     parser.add_argument("--seconds", type=float, help="of measurement (default 120, quick: 25)")
 
 
 def run(quick: bool, args: argparse.Namespace) -> dict:
     seconds = args.seconds or (25 if quick else 120)
+    count = args.images or (2048 if quick else 4096)
+    if args.batch < 1 or args.classes < 10 or count < 32:
+        raise UserError(f"--batch {args.batch}, --classes {args.classes}, --images {count}: give at least 1, 10, 32.")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="lacuna-tax-") as folder:
         joined = worlds.start(600)
         watchdog = worlds.Watchdog(joined, 600)
-        count = 2048 if quick else 4096
         make_data(folder, args.classes, count, count // 32)
-        racers = [Racer(folder, name, args.batch, joined, watchdog) for name in _METHODS]
+        racers = [Racer(folder, name, args, joined, watchdog) for name in _METHODS]
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end or len(racers[-1].whole) < _FEWEST_STEPS:
             for racer in racers:
                 racer.step()
         watchdog.stop()
@@ -68,16 +76,21 @@ def run(quick: bool, args: argparse.Namespace) -> dict:
 
 
 def _report(racers: list[Racer]) -> dict:
-    base = float(np.median(racers[0].whole[2:]))
+    whole, inside = ({r.name: float(np.median(getattr(r, kind)[_WARM_UP:])) for r in racers}
+                     for kind in ("whole", "inside"))
+    base = whole[racers[0].name]
     ratios, means = {}, {}
     for racer in racers[1:]:
-        means[racer.name] = round(float(np.mean(racer.whole[2:]) / np.mean(racers[0].whole[2:])), 3)
-        ratios[racer.name] = round(float(np.median(racer.whole[2:])) / base, 3)
-        ratios[racer.name + "_state"] = round(1 + float(np.median(racer.inside[2:])) / base, 3)
+        means[racer.name] = round(float(np.mean(racer.whole[_WARM_UP:]) / np.mean(racers[0].whole[_WARM_UP:])), 3)
+        ratios[racer.name] = round(whole[racer.name] / base, 3)
+        ratios[racer.name + "_state"] = round(1 + inside[racer.name] / base, 3)
     budgets = {r.name: round(r.budget_share, 3) for r in racers[1:]}
     boundary = {r.name: round(1e3 * sum(r.boundary) / len(r.whole), 1) for r in racers}
-    return {"ratios": ratios, "ratios_of_means": means, "boundary_ms": boundary, "an_step_ms": round(base * 1e3, 1),
-            "steps": len(racers[0].whole), "budget_over_state": budgets}
+    return {"ratios": ratios, "ratios_of_means": means, "boundary_ms": boundary,
+            "step_ms": {name: round(1e3 * seconds, 3) for name, seconds in whole.items()},
+            "state_ms": {name: round(1e3 * seconds, 3) for name, seconds in inside.items()},
+            "steps": {r.name: len(r.whole) for r in racers}, "batches": {r.name: r.seen for r in racers},
+            "budget_over_state": budgets}
 
 
 class _Timed:
@@ -98,12 +111,13 @@ class _Timed:
 class Racer:
     """One method's run, advanced step by step."""
 
-    def __init__(self, folder: str, name: str, batch: int, world: worlds.World, watchdog: worlds.Watchdog):
-        self.name, self.budget_share = name, 0.0
+    def __init__(self, folder: str, name: str, args: argparse.Namespace, world: worlds.World,
+                 watchdog: worlds.Watchdog):
+        self.name, self.budget_share, self.seen = name, 0.0, 0
         self.whole: list[float] = []
         self.inside: list[float] = []
         self.boundary: list[float] = []
-        config = _config(folder, name, batch)
+        config = _config(folder, name, args.batch, args.backbone)
         self.run: Run = build_run(config, world, watchdog)
         per_row = sum(field.row_bytes for field in self.run.method.fields())
         if per_row:
@@ -129,6 +143,8 @@ class Racer:
         self.phase._step(batch, self.position)
         self.whole.append(time.perf_counter() - began)
         self.inside.append(self.clock[0])
+        for part in (batch.shards, batch.rows, batch.inputs.numpy(), batch.labels.numpy()):
+            self.seen = zlib.crc32(part.tobytes(), self.seen)
 
     def _next_epoch(self) -> Batch:
         state, began = self.state, time.perf_counter()
@@ -150,12 +166,12 @@ class Racer:
         self.run.run_log.close()
 
 
-def _config(folder: str, name: str, batch: int):
+def _config(folder: str, name: str, batch: int, backbone: str):
     return parse_config({
         "name": name, "run_folder": folder + "/runs",
         "data": {"train": {"url": folder + "/data"}, "image_size": 64, "streams": 1, "open_shards": 2, "workers": 1,
                  "augment": {"crop": "random_resized"}},
-        "model": {"backbone": "torchvision:resnet18"}, "method": _METHODS[name],
+        "model": {"backbone": backbone}, "method": _METHODS[name],
         "phases": [{"name": "all", "epochs": 1000, "batch": batch, "lr": 1e-4}],
     }, "bench tax")
 

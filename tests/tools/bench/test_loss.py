@@ -1,25 +1,24 @@
-"""Proves that `lacuna bench loss` ends in one JSON object with its ratios, and names bad options."""
+"""Proves that `lacuna bench loss` compares equal work, divides the times it reports, and names bad options."""
 
 from __future__ import annotations
-
-import json
-import subprocess
-import sys
 
 import pytest
 
 from lacuna.tools.cli import main
+from tests.helpers.benches import bench, is_quotient
+
+RATIOS = {"csl_vs_bce": ("csl", "bce"), "csl_batch_vs_bce": ("csl_batch", "bce"),
+          "csl_vs_float_bce": ("csl", "float_bce"), "topk_vs_ours": ("topk", "ours")}
 
 
-def test_last_line_is_json_with_the_ratios():
-    """In a process of its own: the benchmark joins a process group of one."""
-    command = [sys.executable, "-m", "lacuna.tools.cli", "bench", "loss", "--quick", "--batch", "3", "--classes", "500",
-               "--top", "7", "--repeats", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    report = json.loads(done.stdout.splitlines()[-1])
-    assert (report["bench"], report["quick"], report["repeats"]) == ("loss", True, 2)
-    assert set(report["ratios"]) == {"csl_vs_bce", "csl_batch_vs_bce", "csl_vs_float_bce", "topk_vs_ours"}
-    assert all(value > 0 for value in report["ratios"].values())
+def test_contenders_agree_and_ratios_are_those_of_the_times():
+    report, _ = bench("loss", "--quick", "--batch", "3", "--classes", "500", "--top", "7", "--repeats", "2")
+    assert (report["batch"], report["classes"], report["top"], report["repeats"]) == (3, 500, 7, 2)
+    assert report["differences"] == {"bce_gradients": 0.0, "selected_entries": 0}
+    times = report["milliseconds"]
+    assert set(report["ratios"]) == set(RATIOS)
+    for name, (above, below) in RATIOS.items():
+        assert is_quotient(report["ratios"][name], times[above], times[below], 2), name
 
 
 @pytest.mark.parametrize("flag", ["--batch", "--classes", "--top"])

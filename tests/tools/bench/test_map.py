@@ -1,11 +1,14 @@
-"""Proves that `lacuna bench map` ends in one JSON object with its four ratios, exact AP, and names bad options."""
+"""Proves that `lacuna bench map` finds scikit-learn's AP, divides its own times, measures memory, names bad options."""
 
 from __future__ import annotations
 
 import json
+import os
 
+import numpy as np
 import pytest
 
+from lacuna.tools.bench.map import peak_extra_bytes
 from lacuna.tools.cli import main
 
 
@@ -15,7 +18,25 @@ def test_last_line_is_json_with_the_ratios(capsys):
     assert (report["bench"], report["quick"]) == ("map", True)
     assert set(report["ratios"]) == {"vs_sklearn", "partial_vs_sklearn", "max_abs_diff", "memory_vs_scores"}
     assert report["ratios"]["max_abs_diff"] <= 1e-9
-    assert report["dense"]["sklearn_classes_timed"] == 10
+    dense, partial = report["dense"], report["partial"]
+    assert (dense["rows"], dense["classes"], dense["sklearn_classes_timed"]) == (3000, 40, 10)
+    assert (partial["rows"], partial["classes"], partial["sklearn_classes_timed"]) == (400, 800, 200)
+    assert report["ratios"]["max_abs_diff"] == max(dense["max_abs_diff"], partial["max_abs_diff"])
+    for name, part in (("vs_sklearn", dense), ("partial_vs_sklearn", partial)):
+        quotient = part["sklearn_seconds"] / part["seconds"]
+        assert report["ratios"][name] == pytest.approx(quotient, rel=0.02, abs=0.006)
+    assert report["ratios"]["memory_vs_scores"] > 0.5  # the collector keeps a copy of what it was given
+
+
+def test_the_peak_of_a_call_is_what_it_held_at_once():
+    def call() -> None:
+        np.ones(40 << 20, np.uint8)  # freed before the next
+        np.ones(60 << 20, np.uint8)
+
+    found = peak_extra_bytes(call)
+    assert found >= 60 << 20
+    if os.access("/proc/self/clear_refs", os.W_OK):  # elsewhere a peak from before the call counts too
+        assert found < 90 << 20
 
 
 @pytest.mark.parametrize(("argv", "message"), [

@@ -1,4 +1,4 @@
-"""The benchmark's S3 server answers as S3 does to all that storage asks; the benchmark reports its ratio."""
+"""The benchmark's S3 server answers as S3 does to all that storage asks; both sides of the benchmark read the same."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ def test_the_stand_in_speaks_enough_s3(tmp_path):
         assert storage.list_names("s3://bench/") == ["a"]
 
 
-def test_the_benchmark_reports_its_ratio():
+def test_both_sides_read_the_same_and_the_ratio_is_that_of_the_rates():
     report = remote.run(True, argparse.Namespace(steps=6, latency_ms=5.0, step_ms=10.0))
-    assert report["ratios"]["vs_local"] > 0
-    assert report["remote"]["samples_per_second"] > 0
+    local, far = report["local"], report["remote"]
+    assert local["checksum"] == far["checksum"] != 0
+    assert far["samples_per_second"] <= 32 / 0.010  # no faster than the steps that it computes
+    quotient = far["samples_per_second"] / local["samples_per_second"]
+    assert report["ratios"] == {"vs_local": pytest.approx(quotient, rel=0.01, abs=0.001)}
+    assert (report["latency_ms"], report["step_ms"]) == (5.0, 10.0)

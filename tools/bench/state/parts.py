@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,7 +18,6 @@ from lacuna.state_store import Constant, Field
 from lacuna.state_store.chunks import decode_into, encode
 from lacuna.state_store.session import Session
 
-ROWS = 1000  # samples a shard
 THREADS = 2
 Schedule = list[tuple[list[int], np.ndarray, np.ndarray, list[int]]]  # a step: opened, shards [B], rows [B], closed
 
@@ -51,12 +51,13 @@ def plausible(rng: np.random.Generator, field: Field, rows: int) -> np.ndarray:
 def fill(session: Session) -> None:
     """First write of every chunk (not timed: new pages and new files cost more than later ones)."""
     rng = np.random.default_rng(0)
-    content = {name: plausible(rng, field, ROWS) for name, field in session.schema.fields.items()}
+    count = session.schema.max_rows
+    content = {name: plausible(rng, field, count) for name, field in session.schema.fields.items()}
     shards = list(range(session.schema.shards))
     session.begin(shards, 0)
     for shard in shards:
         session.lease(shard)
-        batch = session.at(np.full(ROWS, shard), np.arange(ROWS))
+        batch = session.at(np.full(count, shard), np.arange(count))
         for name, value in content.items():
             batch.scatter(name, np.roll(value, shard, axis=0))
         session.release(shard)
@@ -65,12 +66,12 @@ def fill(session: Session) -> None:
 
 def sequential_epoch(session: Session) -> None:
     """Lease, gather and scatter all rows of all fields in batches of 256, release; until all is written."""
-    shards = list(range(session.schema.shards))
+    shards, count = list(range(session.schema.shards)), session.schema.max_rows
     session.begin(shards, 1)
     for shard in shards:
         session.lease(shard)
-        for start in range(0, ROWS, 256):
-            rows = np.arange(start, min(start + 256, ROWS))
+        for start in range(0, count, 256):
+            rows = np.arange(start, min(start + 256, count))
             batch = session.at(np.full(len(rows), shard), rows)
             for name in session.schema.fields:
                 batch.scatter(name, batch.gather(name))
@@ -96,21 +97,50 @@ class BareLoop:
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(self._one, self.tasks))
 
+    def different_chunks(self) -> int:
+        """Chunks whose rows are not the store's, bit for bit."""
+        return sum(self._read(*task).tobytes() != self.session.read_shard(task[1].name, task[0]).tobytes()
+                   for task in self.tasks)
+
     def _one(self, task: tuple[int, Field, str]) -> None:
-        shard, field, path = task
+        rows = self._read(*task)
+        with open(task[2], "wb") as f:
+            f.writelines(encode(task[1], rows)[0])
+
+    def _read(self, shard: int, field: Field, path: str) -> np.ndarray:
         with open(path, "rb") as f:
             data = f.read()
-        rows = np.empty((ROWS, *field.stored_shape), field.stored_dtype)
+        rows = np.empty((self.session.schema.max_rows, *field.stored_shape), field.stored_dtype)
         decode_into(field, data, rows, None, path, shard)
-        with open(path, "wb") as f:
-            f.writelines(encode(field, rows)[0])
+        return rows
 
 
-def staggered(shards: int, open_shards: int, batch: int, seed: int) -> Schedule:
+def different_histograms(session: Session) -> int:
+    """Columns of the scores whose histogram, kept on the way, is not the count of the rows on disk."""
+    base, change = session.histogram("ema")
+    kept = base + change
+    counted = np.zeros_like(kept)
+    for shard in range(session.schema.shards):
+        rows = session.read_shard("ema", shard)
+        for column in range(rows.shape[1]):
+            counted[column] += np.bincount(rows[:, column], minlength=counted.shape[1])
+    return int((kept != counted).any(axis=1).sum())
+
+
+def checksum(session: Session) -> int:
+    """Of every stored row, read back from disk."""
+    crc = 0
+    for name in session.schema.fields:
+        for shard in range(session.schema.shards):
+            crc = zlib.crc32(session.read_shard(name, shard).tobytes(), crc)
+    return crc
+
+
+def staggered(shards: int, count: int, open_shards: int, batch: int, seed: int) -> Schedule:
     """Steps over `open_shards` shards at a time whose openings are spread evenly, as the epoch plan does."""
     rng = np.random.default_rng(seed)
-    queue = [(shard, row) for shard in rng.permutation(shards).tolist() for row in range(ROWS)]
-    window, order = open_shards * ROWS, np.arange(len(queue))
+    queue = [(shard, row) for shard in rng.permutation(shards).tolist() for row in range(count)]
+    window, order = open_shards * count, np.arange(len(queue))
     # A row moves by at most half a window: about `open_shards` shards are in flight, and they start one by one.
     order = np.argsort(order + rng.random(len(queue)) * window, kind="stable")
     samples = np.array(queue)[order]
@@ -188,25 +218,27 @@ def bare_sync(folder: str, files: int) -> float:
     return time.perf_counter() - started
 
 
-def peak_memory(folder: str, samples: int, width: int, budget: int) -> dict[str, int]:
+def peak_memory(folder: str, samples: int, rows: int, width: int, budget: int) -> dict[str, int]:
     """Bytes of RSS after imports and at the peak of one epoch, in a process of its own."""
-    command = [sys.executable, "-m", "lacuna.tools.bench.state.parts", folder, str(samples), str(width), str(budget)]
+    command = [sys.executable, "-m", "lacuna.tools.bench.state.parts", folder,
+               *map(str, (samples, rows, width, budget))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _probe(folder: str, samples: int, width: int, budget: int) -> None:
+def _probe(folder: str, samples: int, rows: int, width: int, budget: int) -> None:
     from lacuna import state_store
 
     imports = peak_resident_bytes()
     fields = [f for f in imagenet_fields(width, histogram=True) if width == 1000 or not f.name.startswith("heat")]
-    store = state_store.create(folder, [ROWS] * (samples // ROWS), "bench", fields)
+    store = state_store.create(folder, [rows] * (samples // rows), "bench", fields)
     with store.session(store.begin_attempt(), budget=budget) as session:
         fill(session)
         sequential_epoch(session)
         session.snapshot("end")
-    print(json.dumps({"imports": imports, "peak": peak_resident_bytes()}))
+        peak = peak_resident_bytes()
+        print(json.dumps({"imports": imports, "peak": peak, "chunks_written": session.metrics.chunks_written}))
 
 
 if __name__ == "__main__":
-    _probe(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    _probe(sys.argv[1], *map(int, sys.argv[2:]))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -20,27 +18,24 @@ from lacuna.tools.bench.quality.photos import PHOTO_TRIALS
 from lacuna.tools.bench.quality.trials import ANNOTATIONS, on_vectors
 from lacuna.tools.cli import main
 from lacuna.trainer.methods import METHODS
+from tests.helpers.benches import bench
 
 EVAL_DATA = os.environ.get("LACUNA_EVAL_DATA")
 
 
-def bench(out, *options: str) -> tuple[dict, str]:
-    """In a process of its own: the benchmark joins a process group of one."""
-    command = [sys.executable, "-m", "lacuna.tools.cli", "bench", "quality", "--out", str(out), *options]
-    environment = {name: value for name, value in os.environ.items() if name != "LACUNA_EVAL_DATA"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True, env=environment)
-    return json.loads(done.stdout.splitlines()[-1]), done.stdout
+def quality(out, *options: str) -> tuple[dict, str]:
+    return bench("quality", "--out", str(out), *options)
 
 
 def test_full_labels_beat_an_and_what_is_known_is_not_trained_again(tmp_path):
-    report, said = bench(tmp_path, "--quick")
+    report, said = quality(tmp_path, "--quick")
     rows = report["table"]["features"]
     assert rows["oracle"]["map"] > rows["an"]["map"] + 5, rows
     assert report["ratios"] == {"features.an": 0.0, "features.oracle": 1.0}
     assert said.count("seed 0: val") == 4
     scores = (tmp_path / "scores.jsonl").read_text().splitlines()
     (tmp_path / "scores.jsonl").write_text("\n".join(scores[:-1]) + "\n")  # as if it had been killed in the last trial
-    again, said = bench(tmp_path, "--quick")
+    again, said = quality(tmp_path, "--quick")
     assert said.count("seed 0: val") == 1
     assert again["table"] == report["table"]
     assert sorted((tmp_path / "scores.jsonl").read_text().splitlines()) == sorted(scores)
