@@ -18,6 +18,8 @@ _MENDABLE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPER
 COMMANDS = {
     "doctor": ("doctor", "examine this machine: what is ready for training, what is not, and what to do"),
     "demo": ("demo", "train on handwritten digits with one label per image, on 2 ranks, and show the result"),
+    "train": ("train", "train a classifier: a config, changes to it, one rank or many"),
+    "configs": ("configs", "list the experiments that ship and the numbers to reach; print one resolved"),
     "shards": ("shards", "make, index and check WebDataset shards"),
     "annotate": ("annotate", "simulate partial annotation as a new label sidecar over the same shards"),
     "eval": ("eval", "evaluate a checkpoint on shards with Ray, or a file of any model's predictions"),
@@ -108,7 +110,7 @@ def _show_examples(leaf: argparse.ArgumentParser, lines: list[str]) -> None:
 def _overview() -> str:
     lines = ["lacuna: train multi-label image classifiers when most labels are missing", ""]
     lines += [f"  lacuna {name:<13} {text}" for name, (_, text) in COMMANDS.items()]
-    lines += ["", "Training itself: deepspeed trainer/run.py --config configs/….yaml [section.key=value …]",
+    lines += ["", "Under DeepSpeed's own launcher: deepspeed trainer/run.py --config CONFIG [section.key=value …]",
               "Help for one command, with examples: lacuna COMMAND --help",
               "Exit codes: 0 done, 1 done but something is wrong with what was looked at, 2 a mistake in the command, "
               "130 interrupted"]

@@ -1,8 +1,8 @@
 """Class-aware selective loss in one command, as published: train with unknown labels ignored, estimate the class prior
 with that model over the training set (on Ray), train the selective loss with it.
 
-  lacuna csl configs/csl/openimages_v6_selective.yaml --num-ranks 8
-  lacuna csl configs/csl/coco14_fpc_selective.yaml name=coco data.workers=4 --ignore-set phases.0.epochs=10
+  lacuna csl csl:openimages_v6_selective --num-ranks 8
+  lacuna csl csl:coco14_fpc_selective name=coco data.workers=4 --ignore-set phases.0.epochs=10
 The first training uses plain cross entropy whatever γ, α and clip the config has: a prior is a mean of probabilities,
 and weighted losses do not give any. --ignore-set method.gamma_negative=3 and the like change that.
 The runs are NAME-ignore and NAME; the prior is in NAME-ignore/prior.json. The same command goes on where it was
@@ -18,7 +18,7 @@ import sys
 
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
-from lacuna.tools.launches import command, environment
+from lacuna.tools.launches import command, environment, gpus
 from lacuna.tools.passes.datasets import training_set
 from lacuna.tools.passes.parts import absolute
 from lacuna.tools.passes.pool import PoolSettings, add_pool_arguments, pool_settings
@@ -35,7 +35,7 @@ _SHOWN = ("map_csl_c", "map_csl_o", "map_skip_empty", "map")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", help="YAML file of an experiment whose method is csl")
+    parser.add_argument("config", help="experiment whose method is csl: YAML file, FILE:ROW, or by name")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to it, for both trainings")
     parser.add_argument("--num-ranks", type=int, metavar="N", help="DeepSpeed ranks (default: one per GPU, else 1)")
     parser.add_argument("--hostfile", metavar="FILE", help="DeepSpeed hostfile: all slots of several nodes instead")
@@ -71,7 +71,7 @@ def _train(args: argparse.Namespace, title: str, overrides: list[str]) -> Config
         print(f"== {title}: {config.folder} is finished", file=sys.stderr, flush=True)
         return config
     print(f"== {title}: {config.folder}", file=sys.stderr, flush=True)
-    words = command(args.num_ranks or _gpus() or 1, "--config", args.config, *overrides, hostfile=args.hostfile)
+    words = command(args.num_ranks or gpus() or 1, "--config", args.config, *overrides, hostfile=args.hostfile)
     done = subprocess.run(words, env=environment(), stdout=2)  # to stderr: ours is for the results
     if done.returncode:
         raise UserError(f"{title} failed with exit code {done.returncode}; see above and {config.folder}/log.txt. "
@@ -79,12 +79,6 @@ def _train(args: argparse.Namespace, title: str, overrides: list[str]) -> Config
     if not _finished(config):  # asked to stop: exit code 0, but no results
         raise UserError(f"{title} was stopped before its end. The same command goes on from its last checkpoint.")
     return config
-
-
-def _gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()
 
 
 def _finished(config: Config) -> bool:

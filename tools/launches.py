@@ -1,4 +1,5 @@
-"""Training launches as processes to watch and to signal: used by the fault drill, the demo and the tests."""
+"""Training launches as processes to watch and to signal: used by `lacuna train`, the fault drill, the demo and the
+tests."""
 
 from __future__ import annotations
 
@@ -41,6 +42,13 @@ def command(ranks: int, *arguments: str, port: int = 0, script: str = RUN_SCRIPT
     if hostfile:
         return [launcher, "--hostfile", hostfile, script, *arguments]
     return [launcher, "--num_accelerators", str(ranks), "--master_port", str(port or free_port()), script, *arguments]
+
+
+def gpus() -> int:
+    """Of this machine: a rank each, unless told otherwise."""
+    import torch  # costs seconds
+
+    return torch.cuda.device_count()
 
 
 def free_port() -> int:

@@ -1,4 +1,4 @@
-"""Every method: its paper, what it remembers about each sample, what it needs, and its settings.
+"""Every method: its paper, the numbers to reach, what it remembers about each sample, what it needs, and its settings.
 
   lacuna methods              all of them, with settings and defaults
   lacuna methods csl ll_r     these, with what each setting means
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import inspect
 import json
 import textwrap
@@ -18,6 +19,9 @@ from typing import Any
 import numpy as np
 
 from lacuna.basics.errors import UserError
+from lacuna.trainer.config.reported import as_text as numbers_text
+from lacuna.trainer.config.reported import reported
+from lacuna.trainer.config.tables import Numbers
 from lacuna.trainer.config.validation import validated
 from lacuna.trainer.methods import METHODS
 from lacuna.trainer.methods.base import Method, Task
@@ -26,6 +30,7 @@ _CLASSES = (80, 1000, 9600)
 _GRID = 14
 _WIDTH_FEATURES = 2048  # of ResNet-50
 _WIDTH = 116
+_all_reported = functools.cache(reported)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +63,7 @@ def describe(name: str) -> dict[str, Any]:
         "bytes_per_sample": {str(n): sum(f.row_bytes for f in example(name, n).fields()) for n in _CLASSES},
         "class_state": class_state(method),
         "needs": needs(method),
-        "published": dict(kind.published),
+        "reported": reported_for(name),
         "settings": settings_of(kind),
         "module": inspect.getmodule(kind).__name__,  # type: ignore[union-attr]
     }
@@ -71,6 +76,15 @@ def example(name: str, classes: int) -> Method:
     ones = np.ones(classes, np.int64)
     task = Task(classes, 1, ones, ones, fully_annotated=True, grid=_GRID, full_positives=1.0, width=_WIDTH_FEATURES)
     return kind(validated(kind.settings_type, {**required, "name": name}, f"method {name!r}"), task)
+
+
+def reported_for(name: str) -> dict[str, dict[str, Numbers]]:
+    """dataset → TABLE:ROW → what its paper reports."""
+    found: dict[str, dict[str, Numbers]] = {}
+    for entry in _all_reported():
+        if entry.method == name:
+            found.setdefault(entry.dataset, {})[entry.config] = entry.numbers
+    return found
 
 
 def class_state(method: Method) -> dict[str, str]:
@@ -107,9 +121,8 @@ def as_text(entry: dict[str, Any], detailed: bool) -> str:
     settings = ", ".join(s["name"] if s["required"] else f"{s['name']}={_plain(s['default'])}"
                          for s in entry["settings"])
     kept = ", ".join(f"{name} {shape}" for name, shape in entry["class_state"].items())
-    published = ", ".join(f"{dataset} {value}" for dataset, value in entry["published"].items())
-    rows = [("paper", entry["paper"]), ("published", published), ("state", _state(entry)), ("class", kept),
-            ("needs", ", ".join(entry["needs"])),
+    rows = [("paper", entry["paper"]), ("reported", _reported(entry["reported"], detailed)),
+            ("state", _state(entry)), ("class", kept), ("needs", ", ".join(entry["needs"])),
             ("settings", settings if not detailed else "")]
     if detailed:
         rows.insert(1, ("about", entry["about"]))
@@ -127,6 +140,14 @@ def as_text(entry: dict[str, Any], detailed: bool) -> str:
 
 def _plain(value: Any) -> str:
     return "none" if value is None else json.dumps(value) if isinstance(value, bool) else str(value)
+
+
+def _reported(found: dict[str, dict[str, Numbers]], detailed: bool) -> str:
+    rows = {config: numbers for of_dataset in found.values() for config, numbers in of_dataset.items()}
+    if detailed:
+        return "; ".join(f"{config} {numbers_text(numbers)}" for config, numbers in rows.items())
+    tables = ", ".join(dict.fromkeys(config.partition(":")[0] for config in rows))
+    return f"rows of {tables} ({', '.join(found)})" if rows else ""
 
 
 def _state(entry: dict[str, Any]) -> str:

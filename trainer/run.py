@@ -23,7 +23,7 @@ from lacuna.trainer.config.files import load_config
 from lacuna.trainer.config.sections import Config
 
 EPILOG = """examples:
-  deepspeed --num_gpus 8 trainer/run.py --config configs/cole/coco14_an_linear.yaml
+  deepspeed --num_gpus 8 trainer/run.py --config configs/cole.yaml:coco14_an_linear
   python trainer/run.py --config configs/demo.yaml phases.0.lr=1e-3 train.precision=bf16
 A run that was killed is resumed by the same command."""
 
@@ -67,7 +67,8 @@ def run(config: Config) -> int:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a multi-label classifier from partial labels.", epilog=EPILOG,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", required=True, help="YAML file of the experiment")
+    parser.add_argument("--config", required=True,
+                        help="YAML file of the experiment, FILE:ROW of a table, or either by name (`lacuna configs`)")
     parser.add_argument("--local_rank", type=int, help="set by the deepspeed launcher")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the config")
     return parser.parse_intermixed_args(argv)

@@ -1,6 +1,6 @@
 """Says what a run will need before it is started: steps, disk, memory, I/O and time, and what will not fit.
 
-  lacuna plan configs/verelst/imagenet_en_scl.yaml --ranks 8
+  lacuna plan verelst_imagenet:imagenet_en_scl --ranks 8
   lacuna plan CONFIG method.top_k=10 train.state_budget_mb=4096 --json
   lacuna plan CONFIG --seconds 0        from the config alone: no calibration, state sizes before compression
 The calibration trains for a short while on a few shards, on one rank with its share of the batch, and then some steps
@@ -38,7 +38,7 @@ TAKES_OVERRIDES = True
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", help="YAML file of the experiment")
+    parser.add_argument("config", help="YAML file of the experiment, FILE:ROW of a table, or by name")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to the config")
     parser.add_argument("--ranks", type=int, default=1, help="of the run (default 1)")
     parser.add_argument("--ranks-per-node", type=int, help="that share a node's memory (default: all)")

@@ -1,7 +1,8 @@
 """Configs as people write them: a YAML file and `section.key=value` overrides, merged as plain dicts, validated once.
 
 A YAML file may name a base with `base: other.yaml`, or several with `base: [data.yaml, model.yaml]` (relative to
-itself); later bases win over earlier ones, its own keys over all.
+itself); later bases win over earlier ones, its own keys over all. A file with `rows` is a table (tables.py), of which
+`FILE:ROW` is one experiment. What ships goes by its name from anywhere: `demo`, `cole:coco14_an_linear`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ import yaml
 
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
+from lacuna.basics.places import CONFIGS
 from lacuna.basics.whole_number import whole_number
 from lacuna.trainer.config.sections import Config, parse_config
+from lacuna.trainer.config.tables import Table, closest, is_table, parse_table, pick
 
 
-def load_config(path: str, overrides: list[str]) -> Config:
-    """Read, merge and validate; every mistake is a UserError that names the key."""
-    body = _read_yaml(path)
+def load_config(source: str, overrides: list[str]) -> Config:
+    """Read, merge and validate; every mistake is a UserError that names the key.
+
+    `source`: a file or URL, a table's row as FILE:ROW, or either by the name of what ships.
+    """
+    body = read_body(source)
     parsed = [_parse_override(override) for override in overrides]
     # A method's name first: another method drops the settings of the one before it, not those given beside it.
     for keys, value, override in sorted(parsed, key=lambda o: o[0] != ["method", "name"]):
@@ -27,7 +33,7 @@ def load_config(path: str, overrides: list[str]) -> Config:
         if keys == ["method", "name"] and isinstance(old, dict) and old.get("name") != value:
             body["method"] = {}
         _set(body, keys, value, override)
-    return parse_config(body, path)
+    return parse_config(body, source)
 
 
 def _parse_override(override: str) -> tuple[list[str], Any, str]:
@@ -52,25 +58,73 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_yaml(path: str, seen: tuple[str, ...] = ()) -> dict:
-    named = f"{seen[-1]}: base {path}" if seen else f"--config {path}"
-    if path in seen:
+def read_body(source: str, beside: str = "", seen: tuple[str, ...] = ()) -> dict:
+    """A config with its bases merged, not yet validated; `beside`: the folder that `source` is relative to."""
+    path, row = locate(source, beside)
+    own = path if row is None else f"{path}:{row}"
+    named = f"{seen[-1]}: base {source}" if seen else f"config {source}"
+    if own in seen:
         raise UserError(f"{named} leads back to itself.")
+    body = read_yaml(path, named)
+    if is_table(body):
+        where = path if beside else source.removesuffix(f":{row}")
+        experiment = pick(parse_table(body, where), row, where)
+        return merge_layers(read_bases(experiment.bases, path, (*seen, own)), experiment.settings)
+    if row is not None:
+        raise UserError(f"{named}: {path} is no table, it has no row {row!r}. Leave out :{row}.")
+    bases = body.pop("base", None) or []
+    return merge(read_bases(bases if isinstance(bases, list) else [bases], path, (*seen, own)), body)
+
+
+def read_bases(bases: list, path: str, seen: tuple[str, ...] = ()) -> dict:
+    """Bases of the file at `path`, merged; later ones win."""
+    return merge_layers({}, [read_body(str(base), os.path.dirname(path), seen or (path,)) for base in bases])
+
+
+def read_table(source: str) -> Table | None:
+    """The table that a name, path or URL stands for; None if it is another config."""
+    body = read_yaml(locate(source)[0], source)
+    return parse_table(body, source) if is_table(body) else None
+
+
+def locate(source: str, beside: str = "") -> tuple[str, str | None]:
+    """(path or URL, row of a table): a file if there is one or the name ends in .yaml, else what ships by that name."""
+    head, colon, tail = source.rpartition(":")
+    has_row = colon and "/" not in tail and not os.path.isfile(os.path.join(beside, source))
+    head, row = (head, tail) if has_row else (source, None)
+    path = os.path.join(beside, head)
+    if "://" in path or path.endswith((".yaml", ".yml")) or os.path.isfile(path):
+        return path, row
+    if head not in shipped():
+        if os.path.exists(path):
+            return path, row  # a folder, say: reading it says so
+        hint = closest(head, shipped(), "these do")
+        raise UserError(f"config {source}: {head!r} is neither a file nor a config that ships; {hint}")
+    return os.path.join(CONFIGS, f"{head}.yaml"), row
+
+
+def shipped() -> list[str]:
+    """Names of the configs that come with the package, those of the bases as base/NAME."""
+    found = []
+    for folder, prefix in ((CONFIGS, ""), (os.path.join(CONFIGS, "base"), "base/")):
+        found += sorted(prefix + name.removesuffix(".yaml") for name in os.listdir(folder) if name.endswith(".yaml"))
+    return found
+
+
+def read_yaml(path: str, named: str) -> dict:
+    """Keys and values of one file; `named`: how the reader of an error knows it."""
     try:
         body = yaml.load(storage.read_bytes(path).decode(), _Loader)  # a SafeLoader
     except UserError:
         raise  # object storage, in its own words
     except OSError as error:
-        raise UserError(f"{named}: cannot be read ({(error.strerror or str(error)).lower()}).") from None
+        raise UserError(f"{named}: cannot be read ({(error.strerror or str(error)).lower()}). "
+                        "`lacuna configs` lists what ships.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not valid YAML ({error}).") from None
     if not isinstance(body, dict):
         raise UserError(f"{path}: expected keys and values, found {type(body).__name__}.")
-    bases = body.pop("base", None) or []
-    merged: dict = {}
-    for base in bases if isinstance(bases, list) else [bases]:
-        merged = merge(merged, _read_yaml(os.path.join(os.path.dirname(path), str(base)), (*seen, path)))
-    return merge(merged, body)
+    return body
 
 
 def merge(base: dict, top: dict) -> dict:
@@ -81,6 +135,12 @@ def merge(base: dict, top: dict) -> dict:
         other_method = key == "method" and both and value.get("name", out[key].get("name")) != out[key].get("name")
         out[key] = merge(out[key], value) if both and not other_method else value
     return out
+
+
+def merge_layers(base: dict, layers: list[dict]) -> dict:
+    for layer in layers:
+        base = merge(base, layer)
+    return base
 
 
 def _set(body: dict, path: list[str], value: Any, override: str) -> None:

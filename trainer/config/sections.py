@@ -1,4 +1,4 @@
-"""The typed configuration (config_file.py reads it from YAML and overrides)."""
+"""The typed configuration (files.py reads it from YAML and overrides)."""
 
 from __future__ import annotations
 
