@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from sklearn.metrics import average_precision_score
 
 from lacuna import state_store
@@ -57,6 +59,15 @@ def test_growing_counters_survive_a_resume():
     thin = curves(many)["loss"]
     assert len(thin) < 900
     assert thin[-1][0] == 4999
+
+
+def test_what_a_paper_reports_for_a_run_that_is_named_like_its_row(trained, tmp_path, capsys):
+    body = yaml.safe_load(Path(trained.full, "config.yaml").read_text())
+    shutil.copytree(trained.full, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints", "trace"))
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump({**body, "name": "coco14_bce_linear"}))
+    assert main(["report", str(tmp_path / "run"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["runs"][0]["reported"]
+    assert (found["config"], found["numbers"]) == ("cole:coco14_bce_linear", "70")
 
 
 def test_comparison(trained, data):

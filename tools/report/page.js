@@ -39,6 +39,12 @@ function overview() {
     table([{ name: "run" }, { name: "method" }, { name: "samples", number: true }, { name: "steps", number: true },
       { name: "val mAP", number: true, digits: 2 }, { name: "test mAP", number: true, digits: 2 }, { name: "git" },
       { name: "folder" }], rows, { sort: true }));
+  const claims = data.runs.filter((run) => run.reported);
+  if (claims.length) {
+    section("reported", "Reported by papers", "Of the experiments that these runs are named like; a changed setting is a changed claim.",
+      table([{ name: "run" }, { name: "test mAP", number: true, digits: 2 }, { name: "reported" }, { name: "what" }, { name: "config" }],
+        claims.map((run) => [run.name, run.scores.test, run.reported.numbers, run.reported.source, run.reported.config]), { sort: true }));
+  }
   if (!data.gap) return;
   section("gap", "Gap closed", `Of the distance between ${data.gap.baseline} and ${data.gap.oracle} (full labels), ${data.gap.split} mAP.`,
     table([{ name: "run" }, { name: "method" }, { name: "mAP", number: true, digits: 2 }, { name: "gap closed %", number: true, digits: 1 }],

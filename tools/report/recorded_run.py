@@ -19,6 +19,7 @@ from lacuna.data_pipelines.source import ShardSource
 from lacuna.state_store.store import StateStore
 from lacuna.tools.passes.parts import absolute
 from lacuna.tools.run_files import read_file, run_config, run_name, state_url
+from lacuna.trainer.config.reported import as_text, reported_for_run
 from lacuna.trainer.config.sections import Config
 from lacuna.trainer.run_folder import METRICS
 from lacuna.trainer.run_log import metric_lines
@@ -70,6 +71,13 @@ class RecordedRun:
             found["val"] = max(seen, default=None)
         return found
 
+    def reported(self) -> dict[str, str] | None:
+        """What a paper reports for the row of a table that this run is named like."""
+        found = reported_for_run(self.config.name, self.config.method["name"])
+        if found is None:
+            return None
+        return {"config": found.config, "numbers": as_text(found.numbers), "source": found.source}
+
     def facts(self, lacks: Lacks) -> dict[str, Any]:
         if not self.lines:
             lacks("curves", "metrics.jsonl is not there or empty: no step was reported yet.")
@@ -82,7 +90,7 @@ class RecordedRun:
             lacks("state-store I/O", f"the method {self.config.method['name']!r} keeps no per-sample state.")
         return {"name": self.name, "path": self.path, "method": self.config.method["name"],
                 "phases": [phase.name for phase in self.config.phases], "scores": self.scores(),
-                "samples": int(source.rows.sum()) if source else None,
+                "reported": self.reported(), "samples": int(source.rows.sum()) if source else None,
                 "steps": max((line["step"] for line in self.lines), default=0), "versions": self._json("versions.json"),
                 "curves": curves(self.lines)}
 

@@ -43,6 +43,11 @@ def reported() -> list[Reported]:
     return found
 
 
+def reported_for_run(name: str, method: str) -> Reported | None:
+    """Of the row that a run is named like, if it trains the row's method."""
+    return next((r for r in reported() if r.config.partition(":")[2] == name and r.method == method), None)
+
+
 def as_text(numbers: Numbers) -> str:
     """`62.3`, or `mAP(C) 86.72, mAP(O) 93.57`."""
     if not isinstance(numbers, dict):
