@@ -9,10 +9,13 @@ import torch
 _CACHED_ENTRIES = 1 << 17
 
 
-def cached_blocks(logits: torch.Tensor) -> Iterator[slice]:
-    """Rows that are computed together: on a CPU as many as stay in its cache with a dozen intermediate results."""
+def cached_blocks(logits: torch.Tensor, width: int = 0) -> Iterator[slice]:
+    """Rows that are computed together: on a CPU as many as stay in its cache with a dozen intermediate results.
+
+    `width`: entries of the widest intermediate result per row, if more than one per class.
+    """
     rows, classes = logits.shape
-    size = max(1, rows if logits.is_cuda else _CACHED_ENTRIES // classes)
+    size = max(1, rows if logits.is_cuda else _CACHED_ENTRIES // max(classes, width))
     return (slice(start, start + size) for start in range(0, rows, size))
 
 
