@@ -1,4 +1,4 @@
-# `make demo` and `make test` need only Python >= 3.11 with pip; everything else is installed here.
+# `make demo` and `make test` need only Python 3.11 or 3.12 with pip; everything else is installed here.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -12,10 +12,10 @@ export OMP_WAIT_POLICY := PASSIVE
 
 install: $(STAMP)
 
-$(STAMP): setup.cfg pyproject.toml
+$(STAMP): setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e '.[test]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
 	touch $@
 
 demo: $(STAMP)
@@ -23,10 +23,11 @@ demo: $(STAMP)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
+	$(BIN)/ruff check --target-version py312 --select E9,F .
 	$(BIN)/mypy
 
 $(MOTO): | $(STAMP)
-	-$(BIN)/python -m venv .venv-moto && .venv-moto/bin/python -m pip install --quiet 'moto[server]'
+	-$(BIN)/python -c 'from tests.helpers.s3_server import install; print(install() or "moto is installed")'
 
 test: lint $(MOTO)
 	$(BIN)/python -m pytest -m "not long"
@@ -35,4 +36,4 @@ test-long: lint $(MOTO)
 	$(BIN)/python -m pytest
 
 clean:
-	rm -rf .venv .venv-moto demo
+	rm -rf .venv .venv-moto .venv-moto.lock demo build dist

@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv-moto"
+_MOTO = "moto[server]==5.2.5"  # the version that the suite has passed with
 _HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
 
@@ -32,7 +33,7 @@ def install() -> str | None:
         if (VENV / "bin" / "moto_server").exists():
             return None
         for command in ([sys.executable, "-m", "venv", str(VENV)],
-                        [str(python), "-m", "pip", "install", "--quiet", "moto[server]"]):
+                        [str(python), "-m", "pip", "install", "--quiet", _MOTO]):
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
                 return f"{' '.join(command[1:])}: {done.stderr.strip().splitlines()[-1:]}"
@@ -115,7 +116,7 @@ def _handler(proxy: Proxy, target: int) -> type[BaseHTTPRequestHandler]:
             if kind in ("500", "503"):
                 self.answer(int(kind), {}, b"<Error><Code>SlowDown</Code><Message>injected</Message></Error>")
                 return
-            upstream = http.client.HTTPConnection("127.0.0.1", target, timeout=30)
+            upstream = http.client.HTTPConnection("127.0.0.1", target, timeout=120)
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
                 upstream.putheader(name, value)
@@ -155,7 +156,7 @@ def _free_port() -> int:
 
 
 def _wait_for(port: int, process: subprocess.Popen) -> None:
-    for _ in range(300):
+    for _ in range(1200):
         if process.poll() is not None:
             raise RuntimeError(f"moto_server ended with {process.returncode}")
         try:
@@ -163,4 +164,4 @@ def _wait_for(port: int, process: subprocess.Popen) -> None:
             return
         except OSError:
             time.sleep(0.1)
-    raise RuntimeError("moto_server did not start in 30 s")
+    raise RuntimeError("moto_server did not start in 120 s")

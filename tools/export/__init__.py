@@ -6,7 +6,7 @@
   lacuna export runs/my-run/checkpoints/step-00012000 --out model --no-onnx
   lacuna export s3://bucket/runs/my-run --out model              a run on object storage; --out may be a URL too
   lacuna predict model photo.jpg                                 use it
-ONNX needs the extra `onnx` (pip install 'lacuna[onnx]'); where onnxruntime is installed, its outputs are compared.
+ONNX needs the extra `onnx` (pip install 'lacuna-trainer[onnx]'); its outputs are compared if onnxruntime is there.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     if args.val and args.thresholds:
         raise UserError("--val and --thresholds both give thresholds. Leave one out.")
     if not args.no_onnx and importlib.util.find_spec("onnxscript") is None:
-        raise UserError("ONNX needs the package onnxscript: pip install 'lacuna[onnx]', or pass --no-onnx.")
+        raise UserError("ONNX needs the package onnxscript: pip install 'lacuna-trainer[onnx]', or pass --no-onnx.")
     trained = open_trained(args.model)
     if not trained.classes:
         raise UserError(f"{trained.run}: its class list is nowhere to be found (classes.json, or its training set).")

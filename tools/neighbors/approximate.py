@@ -1,7 +1,7 @@
 """Approximate neighbours by faiss: an inverted-file index over all vectors, probed in a few of its lists.
 
-faiss is an optional dependency (`pip install lacuna[faiss]`). Its index holds all vectors in the memory of whoever
-searches: N × D × 4 bytes. Distances to the neighbours found are exact to three or four digits.
+faiss is an optional dependency (`pip install 'lacuna-trainer[faiss]'`). Its index holds all vectors in the memory of
+whoever searches: N × D × 4 bytes. Distances to the neighbours found are exact to three or four digits.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def import_faiss() -> Any:
     try:
         import faiss
     except ImportError:
-        raise UserError("--search ivf needs faiss, which is not installed: pip install 'lacuna[faiss]' (or faiss-cpu). "
-                        "--search exact works without it.") from None
+        raise UserError("--search ivf needs faiss, which is not installed: pip install 'lacuna-trainer[faiss]' (or "
+                        "faiss-cpu). --search exact works without it.") from None
     return faiss
 
 

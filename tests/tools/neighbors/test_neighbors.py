@@ -234,7 +234,7 @@ def test_bad_requests_are_named(dataset, tmp_path, capsys, digit_shards):
     try:
         import faiss  # noqa: F401
     except ImportError:
-        assert "pip install 'lacuna[faiss]'" in refused(capsys, *partial, "--search", "ivf")
+        assert "pip install 'lacuna-trainer[faiss]'" in refused(capsys, *partial, "--search", "ivf")
 
 
 def test_features_of_other_samples_are_refused(dataset, digit_shards):
