@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from lacuna.basics.errors import UserError
@@ -10,6 +12,7 @@ from lacuna.data_pipelines.labels import NEGATIVE
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.trainer.checkpoints.checkpoint import Checkpoints
 from lacuna.trainer.config.sections import Config, SplitConfig
+from lacuna.trainer.evaluate import make_bf16_safe
 from lacuna.trainer.methods import build_method
 from lacuna.trainer.methods.base import Method, Task
 from lacuna.trainer.models.classifier import Classifier, build_model, spatial_side
@@ -21,9 +24,12 @@ from lacuna.trainer.run_log import RunLog
 from lacuna.trainer.whole_run import Run, Stop
 from lacuna.trainer.world import Watchdog, World
 
+log = logging.getLogger("lacuna")
+
 
 def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
     stop = Stop()
+    bf16 = make_bf16_safe(config, world)  # oneDNN reads its settings once, at the model's first operation
     sources = load_sources(config)
     train = sources["train"]
     model = place_model(config, train, world)
@@ -33,6 +39,8 @@ def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
     watchdog.beat("model built")
     folder = RunFolder(config.folder, world, config.train.staging)
     run_log = RunLog(config, folder, world.main)
+    if bf16:
+        log.info(bf16)
     fingerprints = {"config": config.fingerprint(), **_fingerprints(sources)}
     checkpoints = Checkpoints(folder, world, config.train.keep, fingerprints)
     return Run(config, world, sources, model, method, run_log, checkpoints, watchdog, stop)

@@ -11,6 +11,7 @@ from lacuna.data_pipelines.augment import Augment
 from lacuna.data_pipelines.plan import EpochPlan
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.data_pipelines.stream import BadSample, EpochStream, SampleMaker
+from lacuna.trainer.bf16 import check
 from lacuna.trainer.config.sections import Config
 from lacuna.trainer.metrics.collector import ScoreCollector
 from lacuna.trainer.metrics.measures import RankingResult
@@ -77,7 +78,13 @@ def eval_maker(config: Config, source: ShardSource) -> SampleMaker:
 
 
 def autocast(config: Config, world: World) -> torch.autocast:
+    make_bf16_safe(config, world)
     return torch.autocast(world.device.type, dtype=torch.bfloat16, enabled=config.train.precision == "bf16")
+
+
+def make_bf16_safe(config: Config, world: World) -> str | None:
+    """Before the first bf16 operation: a line to say if this CPU needs a setting for it, or None."""
+    return check.make_safe() if config.train.precision == "bf16" and world.device.type == "cpu" else None
 
 
 def describe(summary: dict) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import yaml
 from tqdm import tqdm
 
+import lacuna
 from lacuna.basics import storage
 from lacuna.basics.clock import clock
 from lacuna.basics.errors import UserError
@@ -177,7 +178,7 @@ def _refuse_another_config(config: Config, folder: RunFolder) -> None:
 
 def versions() -> dict:
     found = {name: _version(name) for name in _PACKAGES}
-    return {"python": platform.python_version(), "lacuna": _version("lacuna"), "git": _git_sha(), **found}
+    return {"python": platform.python_version(), "lacuna": lacuna.__version__, "git": _git_sha(), **found}
 
 
 def _version(name: str) -> str | None:

@@ -16,8 +16,15 @@ from safetensors.torch import load_file
 from lacuna import state_store
 from lacuna.basics.places import RUN_SCRIPT
 from lacuna.tools import launches
+from lacuna.trainer.bf16 import check
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def bf16_environment() -> dict[str, str]:
+    """Of processes that use bf16 after other things, when the trainer's own check would come too late."""
+    needed = check.needed_instruction_set()
+    return {check.VARIABLE: needed} if needed else {}
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -45,7 +52,7 @@ class Launch(launches.Launch):
         self.alone = ranks == 1
 
     @classmethod
-    def many(cls, jobs: list[dict], name: str, folder: Path, ranks: int) -> Launch:
+    def many(cls, jobs: list[dict], name: str, folder: Path, ranks: int, **variables: str) -> Launch:
         """Several runs in one launch (many_runs.py)."""
         launch = cls.__new__(cls)
         launch.folder, path = folder, folder / f"{name}.json"
@@ -53,7 +60,7 @@ class Launch(launches.Launch):
             job["config"]["run_folder"] = str(folder)
         path.write_text(json.dumps(jobs))
         script = str(Path(__file__).parent / "many_runs.py")
-        launch._start(command(ranks, str(path), script=script), name, folder, None, {})
+        launch._start(command(ranks, str(path), script=script), name, folder, None, variables)
         launch.alone = ranks == 1
         return launch
 

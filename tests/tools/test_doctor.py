@@ -23,6 +23,7 @@ def test_this_machine(tmp_path, capsys):
     """Everything but Ray's start is looked at for real; the trial file and object are gone afterwards."""
     code, found = examine(capsys, "--quick", "--folder", str(tmp_path), "--s3", "memory://doctor")
     assert code == 0
+    assert found["bf16 on the CPU"]["level"] in (doctor.OK, doctor.WARNING)
     assert {"python", "packages", "cpu", "gpu", "disk space", "open files", "deepspeed", "launcher",
             "object storage"} <= set(found)
     assert importlib.metadata.version("torch") in found["packages"]["found"]
@@ -65,6 +66,20 @@ def test_wrong_packages_are_a_problem(monkeypatch, capsys):
     assert "needed: >=999" in bad[0].found
     assert "no-such-package-anywhere is missing" in bad[0].found
     assert "make install" in bad[0].advice
+
+
+def test_another_projects_lacuna_is_named(monkeypatch, tmp_path, capsys):
+    """Its distribution as pip leaves it behind; without it nothing is said."""
+    assert list(doctor.namesake()) == []
+    metadata = tmp_path / "lacuna-2026.1.51.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: lacuna\nVersion: 2026.1.51\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, found = examine(capsys, "--quick")
+    assert code == 0, "a warning, not a problem"
+    assert found["namesake"]["level"] == doctor.WARNING
+    assert "`lacuna` 2026.1.51" in found["namesake"]["found"]
+    assert "pip uninstall lacuna" in found["namesake"]["advice"]
 
 
 def test_unreachable_places(monkeypatch, tmp_path, capsys):

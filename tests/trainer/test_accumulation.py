@@ -19,7 +19,7 @@ from lacuna.trainer.engine import BatchSplit
 from lacuna.trainer.methods import build_method
 from lacuna.trainer.methods.base import Outputs, Task
 from lacuna.trainer.models.classifier import build_model
-from tests.helpers.launching import ROOT, Launch, environment, last_checkpoint, losses, metrics
+from tests.helpers.launching import ROOT, Launch, bf16_environment, environment, last_checkpoint, losses, metrics
 from tests.helpers.run_configs import config
 
 
@@ -123,8 +123,8 @@ print(seen[0], logits.dtype, model.head.weight.dtype)
 
 def test_bf16_is_the_engines_own_setting():
     """Without it the engine switches the caller's autocast off on GPUs, and bf16 would silently be fp32."""
-    done = subprocess.run([sys.executable, "-c", ENGINE], capture_output=True, text=True, env=environment(), cwd=ROOT,
-                          timeout=600)
+    done = subprocess.run([sys.executable, "-c", ENGINE], capture_output=True, text=True, cwd=ROOT, timeout=600,
+                          env=environment(**bf16_environment()))
     assert "torch.bfloat16 torch.float32 torch.float32" in done.stdout, done.stderr[-2000:]
 
 

@@ -22,6 +22,7 @@ from lacuna.state_store.topk import UNTRACKED
 from tests.helpers.launching import (
     Launch,
     assert_equal_weights,
+    bf16_environment,
     last_checkpoint,
     losses,
     metrics,
@@ -112,12 +113,12 @@ def folder(tmp_path_factory, single_shards, wnids) -> Path:
     stops = [{"leave": 42}] * len(ESTIMATORS) + [{"leave": 22}, {"kill": 15}]
     first += [{**body, **stop} for body, stop in zip(again, stops, strict=True)]
 
-    launch = Launch.many(first, "first", folder, 2)
+    launch = Launch.many(first, "first", folder, 2, **bf16_environment())
     assert launch.wait(900) != 0, "the last run was not killed"
     assert not (folder / "imagenet-killed" / "results.json").exists()
     assert (folder / "imagenet-killed" / "metrics.jsonl").exists(), launch.text()[-5000:]
     for jobs, name, ranks in ((again, "again", 2), (alone, "alone", 1)):
-        launch = Launch.many(jobs, name, folder, ranks)
+        launch = Launch.many(jobs, name, folder, ranks, **bf16_environment())
         launch.ok(900)
     return folder
 
