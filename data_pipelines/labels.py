@@ -14,6 +14,7 @@ from lacuna.basics.errors import UserError
 POSITIVE = 1
 NEGATIVE = 0
 UNKNOWN = -1
+_CHECKED_ROWS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,15 @@ class SparseLabels:
                 )
         if not len(self.neg_ids):
             return
-        clash = np.intersect1d(_entry_codes(self.pos_ptr, self.pos_ids, classes),
-                               _entry_codes(self.neg_ptr, self.neg_ids, classes))
-        if len(clash):
-            row, cls = divmod(int(clash[0]), classes)
-            raise UserError(f"{where}: row {row} has class id {cls} as positive and as negative. "
-                            "Remove one of the two.")
+        # Block by block: the codes of sixty million labels would take gigabytes.
+        for start in range(0, len(self), _CHECKED_ROWS):
+            stop = min(start + _CHECKED_ROWS, len(self))
+            clash = np.intersect1d(_entry_codes(self.pos_ptr[start:stop + 1], self.pos_ids, classes),
+                                   _entry_codes(self.neg_ptr[start:stop + 1], self.neg_ids, classes))
+            if len(clash):
+                row, cls = divmod(int(clash[0]), classes)
+                raise UserError(f"{where}: row {start + row} has class id {cls} as positive and as negative. "
+                                "Remove one of the two.")
 
 
 def _pack(lists) -> tuple[np.ndarray, np.ndarray]:
@@ -123,4 +127,5 @@ def _paint(out: np.ndarray, ptr: np.ndarray, ids: np.ndarray, rows: np.ndarray, 
 
 
 def _entry_codes(ptr: np.ndarray, ids: np.ndarray, classes: int) -> np.ndarray:
-    return np.repeat(np.arange(len(ptr) - 1), np.diff(ptr)) * classes + ids
+    """row * classes + id of every entry of the rows that `ptr` bounds."""
+    return np.repeat(np.arange(len(ptr) - 1), np.diff(ptr)) * classes + ids[ptr[0]:ptr[-1]]

@@ -11,7 +11,6 @@ The same dataset, seed and settings give the same bytes, so a lost dataset can b
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
 import math
 import os
@@ -29,6 +28,7 @@ from lacuna.data_pipelines.encoding import shrink_to_jpeg
 from lacuna.data_pipelines.index import Members, Shard, ShardIndex, SidecarWriter
 from lacuna.data_pipelines.output_folder import OutputFolder
 from lacuna.data_pipelines.readers.base import Dataset, Sample
+from lacuna.data_pipelines.sample_keys import distinct_keys
 from lacuna.data_pipelines.tar_writer import TarWriter
 
 SIDECAR_NAME = "labels"  # what a make's own labels are called; simulated annotations get other names
@@ -73,7 +73,8 @@ class Layout:
 def pack(dataset: Dataset, out: str, layout: Layout, *, workers: int = 0, resize: int | None = None,
          overwrite: bool = False, advance: Callable[[int], None] | None = None) -> ShardIndex:
     """Write the dataset to `out` (a folder or an fsspec URL); `advance(rows)` is told about finished rows."""
-    _refuse_bad_samples(dataset)
+    _refuse_bad_dataset(dataset)
+    dataset = distinct_keys(dataset)
     if resize is not None and (resize < 1 or dataset.kind != "image"):
         raise UserError(f"--resize {resize}: must be ≥ 1, and works on images only (these are {dataset.kind}s).")
     with OutputFolder(out, overwrite) as folder:
@@ -158,8 +159,8 @@ def read_source(sample: Sample) -> bytes:
     try:
         return storage.read_bytes(sample.source) if isinstance(sample.source, str) else sample.source.read()
     except (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError) as error:
-        raise UserError(f"sample {sample.key}: cannot read {sample.source} ({type(error).__name__}). Restore the file, "
-                        "or leave such samples out with --skip-missing.") from None
+        raise UserError(f"sample {sample.key}: cannot read {sample.source} ({type(error).__name__}). Restore the file "
+                        "or the right to read it, then run the command again.") from None
 
 
 def _run_parallel(jobs: Iterator[ShardJob], workers: int) -> Iterator[Shard]:
@@ -183,7 +184,7 @@ def _run_parallel(jobs: Iterator[ShardJob], workers: int) -> Iterator[Shard]:
         pool.shutdown(cancel_futures=True)
 
 
-def _refuse_bad_samples(dataset: Dataset) -> None:
+def _refuse_bad_dataset(dataset: Dataset) -> None:
     count = len(dataset.samples)
     if not count:
         raise UserError(f"the dataset is empty: no sample found for split {dataset.split!r}"
@@ -192,28 +193,7 @@ def _refuse_bad_samples(dataset: Dataset) -> None:
     if not dataset.classes:
         raise UserError("the dataset has no class. Check the class list.")
     assert len(dataset.labels) == count, f"{count} samples, {len(dataset.labels)} label rows"
-    # 8 bytes a key instead of a set of strings: a set of nine million keys takes a gigabyte.
-    prints = np.zeros(count, np.uint64)
-    for row, sample in enumerate(dataset.samples):
-        key = sample.key
-        if not key or key.startswith("/") or "\n" in key or "." in key.rpartition("/")[2] or ".." in key.split("/"):
-            raise UserError(f"sample key {key!r} (from {sample.source}): keys are relative, without a dot after the "
-                            "last slash and without line breaks. Rename the file.")
-        prints[row] = _key_print(sample)
-    _, first, counts = np.unique(prints, return_index=True, return_counts=True)
-    if (counts > 1).any():
-        twice = prints[first[counts > 1][0]]
-        a, b = (dataset.samples[r] for r in np.flatnonzero(prints == twice)[:2])
-        raise UserError(f"{int((counts > 1).sum()):,} keys occur more than once, first {a.key!r} (from {a.source} and "
-                        f"{b.source}). Keys must be unique: rename or remove one of the two.")
     dataset.labels.check(len(dataset.classes), f"labels of split {dataset.split!r}")
-
-
-def _key_print(sample: Sample) -> int:
-    try:
-        return int.from_bytes(hashlib.blake2b(sample.key.encode(), digest_size=8).digest(), "big")
-    except UnicodeEncodeError:
-        raise UserError(f"sample {sample.key!r}: its name is not valid UTF-8. Rename the file.") from None
 
 
 def _mean_bytes(samples: Sequence[Sample], resize: int | None) -> float:

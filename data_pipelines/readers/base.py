@@ -18,7 +18,6 @@ import numpy as np
 
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
-from lacuna.basics.json_text import parse_json
 from lacuna.basics.npy_header import alone
 from lacuna.basics.whole_number import whole_number
 from lacuna.data_pipelines.labels import SparseLabels
@@ -99,21 +98,6 @@ def read_lines(url: str) -> list[str]:
     return lines
 
 
-def read_json(url: str, keys: tuple[str, ...]) -> dict:
-    """A JSON object that must have the given keys."""
-    try:
-        body = parse_json(read_text(url))
-    except ValueError as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{url}: not valid JSON ({error}). Download it again.") from None
-    absent = [key for key in keys if not isinstance(body, dict) or key not in body]
-    if absent:
-        raise UserError(f"{url}: has no {', '.join(map(repr, absent))} at the top level; expected {', '.join(keys)}. "
-                        "Is it the right annotation file?")
-    return body
-
-
 def load_array(path: str) -> np.ndarray:
     """A .npy array; object arrays are refused, since loading them runs code from the file."""
     try:
@@ -186,42 +170,69 @@ def refuse_conflict(positives: Iterable[int], negatives: Iterable[int], where: s
         raise UserError(f"{where}: class id {min(both)} is listed as positive and as negative. Remove one of the two.")
 
 
-def without_missing(dataset: Dataset, skip: bool) -> Dataset:
+def without_missing(dataset: Dataset, skip: bool, option: str = "--images") -> Dataset:
     """The dataset without samples whose file does not exist; they are an error unless `skip`."""
-    missing = _missing_rows(dataset.samples)
+    found = existing([sample.source for sample in dataset.samples if isinstance(sample.source, str)])
+    missing = np.array([row for row, sample in enumerate(dataset.samples)
+                        if isinstance(sample.source, str) and sample.source not in found], np.int64)
     if not len(missing):
         return dataset
     names = [str(dataset.samples[r].source) for r in missing]
     if not skip:
         raise UserError(f"{len(missing):,} of {len(dataset.samples):,} image files do not exist, first: "
-                        f"{', '.join(names[:3])}. Check --images, or leave them out with --skip-missing.")
+                        f"{', '.join(names[:3])}. Check {option}, or leave them out with --skip-missing.")
     keep = np.setdiff1d(np.arange(len(dataset.samples)), missing)
     return dataset.take(keep, [f"{name}\tno such file" for name in names])
 
 
-def _missing_rows(samples: Sequence[Sample]) -> np.ndarray:
-    """One listing a folder rather than one question a file: 82,000 HEAD requests would take an hour."""
-    folders: dict[str, list[tuple[int, str]]] = {}
-    for row, sample in enumerate(samples):
-        if isinstance(sample.source, str):
-            folder, _, name = sample.source.rpartition("/")
-            folders.setdefault(folder, []).append((row, name))
-    missing = []
-    for folder, rows in folders.items():
-        present = names_in(folder)
-        if present is None:
-            found = exist([f"{folder}/{name}" for _, name in rows])
-            missing += [row for (row, _), ok in zip(rows, found, strict=True) if not ok]
+def first_existing(places: list[list[str]]) -> list[str]:
+    """Of each list of URLs the first whose file exists, else the first."""
+    chosen = [some[0] for some in places]
+    open_rows = list(range(len(places)))
+    for turn in range(max(map(len, places), default=0)):
+        asked = [row for row in open_rows if turn < len(places[row])]
+        found = existing([places[row][turn] for row in asked])
+        for row in asked:
+            if places[row][turn] in found:
+                chosen[row] = places[row][turn]
+        open_rows = [row for row in open_rows if turn + 1 < len(places[row]) and places[row][turn] not in found]
+    return chosen
+
+
+def existing(urls: list[str]) -> set[str]:
+    """Those of the URLs whose files exist.
+
+    One listing per folder rather than one question per file: 82,000 HEAD requests would take an hour.
+    """
+    folders: dict[str, list[str]] = {}
+    for url in urls:
+        folders.setdefault(url.rpartition("/")[0], []).append(url)
+    found: set[str] = set()
+    for folder, inside in folders.items():
+        names = names_in(folder)
+        if names is None:
+            found.update(url for url, ok in zip(inside, exist(inside), strict=True) if ok)
         else:
-            missing += [row for row, name in rows if name not in present]
-    return np.array(sorted(missing), dtype=np.int64)
+            found.update(url for url in inside if url.rpartition("/")[2] in names)
+    return found
 
 
 def names_in(folder: str) -> set[str] | None:
-    """File names of a folder; None where the storage cannot list (plain HTTP)."""
+    """Names of the files of a folder that can be opened; None where the storage cannot list (plain HTTP)."""
     if folder.startswith(("http://", "https://")):
         return None
-    return set(storage.list_names(folder or "."))
+    if not storage.is_local(folder):
+        return set(storage.list_names(folder))
+    try:
+        with os.scandir(storage.local_path(folder) or ".") as entries:
+            return {entry.name for entry in entries if leads_somewhere(entry)}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+
+
+def leads_somewhere(entry: os.DirEntry) -> bool:
+    """False for a link whose target is gone: it has a name, but no bytes."""
+    return not entry.is_symlink() or os.path.exists(entry.path)
 
 
 def exist(urls: list[str]) -> list[bool]:

@@ -37,7 +37,7 @@ def read(root: str, split: str = "train", skip_missing: bool = False) -> Dataset
     samples = [file_sample(f"{folder}/images/{files[image]}", files[image]) for image in rows]
     dataset = Dataset([name for _, name in attributes], samples, SparseLabels.from_dense(matrix, NEGATIVE), split,
                       [id_ for id_, _ in attributes], source={"reader": "cub", "root": root})
-    return without_missing(dataset, skip_missing)
+    return without_missing(dataset, skip_missing, "--root")
 
 
 def _attribute_names(folder: str) -> str:

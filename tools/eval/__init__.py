@@ -14,6 +14,10 @@ Protocols:
 Prediction files: scores.npy [N, L]; or the k best classes of every row, sorted or not: classes.npy scores.npy [N, k];
 or a .npz or .parquet with `scores` (and `classes`, `key`). Classes that a row does not list count as 0, and the result
 is marked `truncated`. Rows find their labels by name: --rows has a key or file name a line.
+Equal scores: in top-1 and top-5 the lower class id comes first; in an AP all images of one score enter at once, as in
+scikit-learn, so that their order does not matter.
+--val-labels: class ids 0..999 in sorted-WNID order, one per validation image, or any ground-truth file that
+`lacuna shards make imagenet` takes: WNIDs, devkit ids (with --meta), `file label` lines, Kaggle's CSV.
 """
 
 from __future__ import annotations
@@ -27,13 +31,14 @@ import numpy as np
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.labels import NEGATIVE
 from lacuna.data_pipelines.readers.base import read_lines
+from lacuna.data_pipelines.readers.ground_truth import WNID
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.eval import table as report
 from lacuna.tools.eval.measure import Measurement, Outcome, near_chance
 from lacuna.tools.eval.pieces import from_parts, from_predictions
 from lacuna.tools.eval.predictions import Predictions, read_predictions
 from lacuna.tools.eval.thresholds import read_thresholds, write_thresholds
-from lacuna.tools.eval.truth import IN_ORDER, Truth, class_order, folders_of, real_truth, shard_truth
+from lacuna.tools.eval.truth import IN_ORDER, Truth, ValLabels, class_order, folders_of, real_truth, shard_truth
 from lacuna.tools.passes.datasets import add_val_arguments, open_dataset, val_set
 from lacuna.tools.passes.pool import Pool, PoolSettings, add_pool_arguments, open_pool, pool_settings
 from lacuna.tools.passes.scoring import ScoreJob, shard_rows
@@ -57,7 +62,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         f"the word {IN_ORDER}: validation numbers, or the order of the shards")
     parser.add_argument("--allow-missing", action="store_true", help="evaluate although some images have no prediction")
     parser.add_argument("--real", metavar="FILE", help="real.json: ReaL's label sets")
-    parser.add_argument("--val-labels", metavar="FILE", help="ImageNet's original class ids by validation number")
+    parser.add_argument("--val-labels", metavar="FILE", help="ImageNet's original labels of val, see below")
+    parser.add_argument("--meta", metavar="FILE", help="the devkit's meta.mat: --val-labels has devkit ids 1..1000")
     parser.add_argument("--synsets", metavar="FILE", help="WNID of every class of the predictions (default: sorted)")
     add_val_arguments(parser, "shards on which the threshold of every class is chosen (best F1)")
     parser.add_argument("--thresholds", metavar="FILE", help="thresholds of an earlier --thresholds-out")
@@ -98,6 +104,8 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise UserError(f"--shards is needed: --protocol {args.protocol} takes its labels from them.")
     if args.protocol != "real" and (args.real or args.val_labels):
         raise UserError("--real and --val-labels belong to --protocol real.")
+    if args.meta and not args.val_labels:
+        raise UserError("--meta explains the devkit ids of --val-labels, which is not given.")
     if args.val and args.predictions:
         raise UserError("--val scores a validation set with a model: with --predictions, use --thresholds.")
     if args.val and args.thresholds:
@@ -110,7 +118,7 @@ def _of_model(args: argparse.Namespace, facts: dict) -> tuple[Outcome, Names]:
     trained = open_trained(args.model)
     source = open_dataset(trained, args.shards, args.labels, args.subset)
     _check_labels(source, args.protocol, bool(args.real))
-    real = real_truth(args.real, args.val_labels, source.classes) if args.real else None
+    real = real_truth(args.real, _val_labels(args, source.index.class_ids), source.classes) if args.real else None
     val = val_set(trained, args)
     facts |= {"checkpoint": trained.checkpoint, "weights": trained.digest[:16],
               "labels": source.sidecar.fingerprint if real is None else args.real}
@@ -191,7 +199,7 @@ def _real_rows(args: argparse.Namespace, predictions: Predictions) -> tuple[Pred
         predictions = predictions.in_order_of(order)
     classes = len(wnids) or _IMAGENET_CLASSES
     predictions.check(classes)
-    truth = real_truth(args.real, args.val_labels, classes)
+    truth = real_truth(args.real, _val_labels(args, wnids), classes)
     keys = _keys(args, predictions, truth)
     folders = sorted({key.split("/")[-2] for key in keys if "/" in key})
     if not wnids and len(folders) == classes:
@@ -209,6 +217,13 @@ def _real_rows(args: argparse.Namespace, predictions: Predictions) -> tuple[Pred
         raise UserError(f"--val-labels {args.val_labels}: says class {truth.originals[rows[row]]} for {keys[row]!r}, "
                         f"whose folder is class {labels[row]}. Class ids must be in sorted-WNID order.")
     return predictions, _named(truth, wnids), keys
+
+
+def _val_labels(args: argparse.Namespace, class_ids: list[str]) -> ValLabels | None:
+    if args.val_labels is None:
+        return None
+    wnids = class_ids if class_ids == sorted(class_ids) and all(map(WNID.fullmatch, class_ids)) else []
+    return ValLabels(args.val_labels, wnids, args.meta)
 
 
 def _named(truth: Truth, wnids: list[str]) -> Truth:

@@ -6,7 +6,6 @@ image) and the original labels, both by validation number (entry 0 is ILSVRC2012
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
@@ -15,13 +14,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from lacuna.basics.errors import UserError
-from lacuna.basics.whole_number import whole_number
 from lacuna.data_pipelines.labels import NEGATIVE, SparseLabels
-from lacuna.data_pipelines.readers.base import read_lines, read_text
+from lacuna.data_pipelines.readers import imagenet
+from lacuna.data_pipelines.readers.base import read_lines
+from lacuna.data_pipelines.readers.ground_truth import (
+    WNID,
+    GroundTruth,
+    read_ground_truth,
+    read_meta,
+    validation_stem,
+)
 from lacuna.data_pipelines.source import ShardSource
 
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})(?:\.\w+)?$")
-_WNID = re.compile(r"n\d{8}")
 IN_ORDER = "in-order"
 NO_LABEL = -1  # in a column of original class ids
 
@@ -58,39 +63,61 @@ class Truth:
         return np.array(found, np.int64)
 
 
-def real_truth(real: str, val_labels: str | None, classes: int) -> Truth:
+@dataclass(frozen=True)
+class ValLabels:
+    """ImageNet's original labels: a file in any form that the imagenet reader takes, or class ids in WNID order."""
+
+    path: str
+    wnids: list[str]  # sorted class list, if known
+    meta: str | None = None  # the devkit's meta.mat: numbers are then devkit ids
+
+    def read(self, count: int, classes: int) -> np.ndarray:
+        """int64 [count]: the class id of validation image i + 1."""
+        truth = read_ground_truth(self.path)
+        if truth.only_numbers and self.meta is None:
+            return self._class_ids(truth, count, classes)
+        truth.require([validation_stem(number) for number in range(1, count + 1)], "ReaL's file")
+        by_devkit_id = read_meta(self.meta)[0] if self.meta else {}
+        wnids = self.wnids or sorted({*by_devkit_id.values(), *truth.wnids})
+        if not truth.wnids and not self.wnids and not by_devkit_id:
+            wnids = [str(number) for number in range(classes)]  # indices only: nobody needs their names
+        if len(wnids) != classes:
+            raise UserError(f"--val-labels {self.path}: {len(wnids)} WNIDs are known, but there are {classes} classes. "
+                            "Name them all with --synsets.")
+        place = {wnid: number for number, wnid in enumerate(wnids)}
+        found = [truth.wnid(validation_stem(number), by_devkit_id, wnids) for number in range(1, count + 1)]
+        strange = next((wnid for wnid in found if wnid not in place), None)
+        if strange is not None:
+            raise UserError(f"--val-labels {self.path}: {strange} is no class; the {classes} are such as {wnids[0]}.")
+        return np.array([place[wnid] for wnid in found], np.int64)
+
+    def _class_ids(self, truth: GroundTruth, count: int, classes: int) -> np.ndarray:
+        if len(truth.labels) != count:
+            raise UserError(f"--val-labels {self.path}: {len(truth.labels):,} lines; expected {count:,}, a class id an "
+                            "image.")
+        ids = np.array([int(label) for label, _ in truth.labels.values()], np.int64)
+        if ids.max(initial=0) >= classes:
+            line = int(np.argmax(ids >= classes))
+            raise UserError(f"--val-labels {self.path}:{line + 1}: {ids[line]}; expected a class id 0..{classes - 1}. "
+                            "If these are devkit ids 1..1000, give the devkit's meta.mat with --meta.")
+        return ids
+
+
+def real_truth(real: str, val_labels: ValLabels | None, classes: int) -> Truth:
     """ReaL's label sets by validation number; empty sets stay, the protocol leaves those images out."""
     sets = read_real(real, classes)
-    originals = None if val_labels is None else read_originals(val_labels, len(sets), classes)
-    names = [f"ILSVRC2012_val_{number:08d}" for number in range(1, len(sets) + 1)]
+    originals = None if val_labels is None else val_labels.read(len(sets), classes)
+    names = [validation_stem(number) for number in range(1, len(sets) + 1)]
     labels = SparseLabels.from_lists(sets, [[]] * len(sets), NEGATIVE)
     return Truth(real, names, labels, [str(c) for c in range(classes)], [], originals)
 
 
 def read_real(path: str, classes: int) -> list[list[int]]:
-    try:
-        sets = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"--real {path}: not valid JSON ({error}). Download it again.") from None
-    if not isinstance(sets, list) or not all(isinstance(s, list) for s in sets):
-        raise UserError(f"--real {path}: expected a list of lists of class ids.")
+    sets = imagenet.read_real(path)
     for number, ids in enumerate(sets):
-        if not all(isinstance(i, int) and 0 <= i < classes for i in ids) or len(set(ids)) != len(ids):
+        if not all(0 <= i < classes for i in ids):
             raise UserError(f"--real {path}: entry {number} is {ids}; expected different class ids 0..{classes - 1}.")
     return sets
-
-
-def read_originals(path: str, count: int, classes: int) -> np.ndarray:
-    """int64 [count]: line i is the class id of validation image i + 1."""
-    lines = read_lines(path)
-    if len(lines) != count:
-        raise UserError(f"--val-labels {path}: {len(lines):,} lines; expected {count:,}, a class id an image.")
-    numbers = map(whole_number, lines)
-    ids = np.array([NO_LABEL if number is None else number for number in numbers], np.int64)
-    if ids.min() < 0 or ids.max() >= classes:
-        line = int(np.argmax((ids < 0) | (ids >= classes)))
-        raise UserError(f"--val-labels {path}:{line + 1}: {lines[line]!r}; expected a class id 0..{classes - 1}.")
-    return ids
 
 
 def shard_truth(source: ShardSource) -> Truth:
@@ -118,7 +145,7 @@ def validation_number(key: str) -> int | None:
 def class_order(path: str) -> tuple[list[str], np.ndarray]:
     """(sorted WNIDs, order): the file's line c names class c of the predictions, which is class order[c] of ReaL."""
     wnids = [line.split()[0] if line.strip() else "" for line in read_lines(path)]
-    odd = next((number for number, wnid in enumerate(wnids, 1) if not _WNID.fullmatch(wnid)), None)
+    odd = next((number for number, wnid in enumerate(wnids, 1) if not WNID.fullmatch(wnid)), None)
     if odd is not None or len(set(wnids)) != len(wnids):
         what = f"line {odd} does not start with a WNID such as n01440764" if odd else "a WNID occurs twice"
         raise UserError(f"--synsets {path}: {what}.")

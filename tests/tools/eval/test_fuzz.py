@@ -15,7 +15,7 @@ from pyarrow import parquet
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.score_tables import read_table
 from lacuna.tools.eval.predictions import read_predictions
-from lacuna.tools.eval.truth import read_originals, read_real
+from lacuna.tools.eval.truth import ValLabels, read_real
 from tests.helpers.fuzzing import LONG, damaged_bytes, damaged_json, fuzz, fuzz_all
 
 CLASSES = 4
@@ -67,7 +67,7 @@ def targets(folder: Path) -> dict:
         "table npz": (damaged_bytes(table_npz), table("t.npz")),
         "table parquet": (damaged_bytes(saved(lambda buffer: parquet.write_table(wide, buffer))), table("t.parquet")),
         "real": (damaged_json(json.dumps([[0, 2], [], [3]]).encode()), written(lambda p: read_real(p, CLASSES))),
-        "originals": (damaged_bytes(b"0\n3\n1\n"), written(lambda p: read_originals(p, 3, CLASSES))),
+        "originals": (damaged_bytes(b"0\n3\n1\n"), written(lambda p: ValLabels(p, []).read(3, CLASSES))),
     }
 
 

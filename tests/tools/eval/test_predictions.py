@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from scipy.io import savemat
 from sklearn.metrics import average_precision_score
 
 from lacuna.basics.errors import UserError
@@ -114,6 +115,26 @@ def test_every_form_of_the_k_best_gives_the_same_numbers(real, capsys):
     assert_same(found, expected)  # the keys come from the file, the original labels from their folders
 
 
+@pytest.mark.parametrize("form", ["wnids", "devkit ids", "files and wnids", "files and indices", "kaggle"])
+def test_original_labels_in_every_published_form(real, capsys, form):
+    """What `shards make imagenet --ground-truth` takes, in an order of its own where the file names the images."""
+    folder, labels, truth, scores, _ = real
+    names = [f"ILSVRC2012_val_{i + 1:08d}" for i in range(IMAGES)]
+    backwards = list(reversed(range(IMAGES)))
+    devkit = {wnid: number for number, wnid in enumerate(reversed(WNIDS), 1)}
+    text = {"wnids": "".join(f"{WNIDS[label]}\r\n" for label in labels),
+            "devkit ids": "".join(f"{devkit[WNIDS[label]]}\n" for label in labels),
+            "files and wnids": "".join(f"val/{names[i]}.JPEG {WNIDS[labels[i]]}\n" for i in backwards),
+            "files and indices": "".join(f"{names[i]}.JPEG {labels[i]}\n" for i in backwards),
+            "kaggle": "ImageId,PredictionString\n" + "".join(f"{names[i]},{WNIDS[labels[i]]} 1 2 3 4 \n"
+                                                             for i in backwards)}[form]
+    (folder / "val_labels.txt").write_text(text, newline="")
+    fields = [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O"), ("num_children", "O")]
+    savemat(folder / "meta.mat", {"synsets": np.array([(i, w, w, 0) for w, i in devkit.items()], dtype=fields)})
+    extra = ("--meta", str(folder / "meta.mat")) if form == "devkit ids" else ()
+    assert_same(evaluate(capsys, folder, "dense.npy", extra=extra), naive(labels, truth, scores))
+
+
 def test_classes_in_another_order_are_renamed_by_their_synsets(real, capsys):
     folder, labels, truth, scores, order = real
     swapped = np.random.RandomState(1).permutation(CLASSES)
@@ -142,6 +163,9 @@ def test_scores_of_other_images_are_warned_about(real, capsys):
     (lambda f: (f / "real.json").write_text(json.dumps([[9]] * IMAGES)), r"entry 0 is \[9\]"),
     (lambda f: (f / "real.json").write_text("{"), "not valid JSON"),
     (lambda f: (f / "val_labels.txt").write_text("1\n"), "1 lines; expected 40"),
+    (lambda f: (f / "val_labels.txt").write_text("7\n" * IMAGES), r"expected a class id 0\.\.6.*--meta"),
+    (lambda f: (f / "val_labels.txt").write_text("n99999999\n" * IMAGES), "n99999999 is no class"),
+    (lambda f: (f / "val_labels.txt").write_text("x.JPEG 0\n" * IMAGES), "ILSVRC2012_val_00000001 has none"),
     (lambda f: (f / "val_labels.txt").write_text("0\n" * IMAGES), "Class ids must be in sorted-WNID order"),
     (lambda f: (f / "synsets.txt").write_text("cat\n"), "line 1 does not start with a WNID"),
 ])
