@@ -172,6 +172,10 @@ def test_migrate_converts_fields(filled, tmp_path):
         np.testing.assert_array_equal(reader.read_shard("phi", shard), state["phi"][shard].astype(np.float32))
         np.testing.assert_array_equal(reader.read_shard("ids", shard), state["ids"][shard])
     assert (reader.read_shard("more", 1) == 3).all()
+    whole, _ = migrate(store, "end", str(tmp_path / "whole"), [Field("phi", (8,), "int16")])
+    for shard in range(4):  # to the nearest whole number, halves to the even one
+        np.testing.assert_array_equal(whole.reader("end", INITIALS).read_shard("phi", shard),
+                                      np.rint(state["phi"][shard].astype(np.float64)))
     with pytest.raises(UserError, match=r"shape \(8,\).*\(9,\)"):
         migrate(store, "end", str(tmp_path / "bad"), [Field("phi", (9,), "float32")])
 

@@ -320,7 +320,9 @@ class Conformance:
         a, b = (self.open(store, attempt=attempt, rank=r, world=2) for r in range(2))
         a.begin([0, 1], 0)
         with pytest.raises(UserError, match="shard 1 is held by rank 0"):
-            b.begin([1, 2], 0)
+            b.begin([1, 5], 0)
+        a.lease(5)  # a refused rank holds nothing
+        a.release(5)
         b.begin([2, 3], 0)
         with pytest.raises(UserError, match="shard 0 is held by rank 0"):
             b.lease(0)

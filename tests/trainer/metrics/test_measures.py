@@ -131,9 +131,12 @@ def test_thresholds_reach_the_best_f1(decimals):
         assert f1_score(truth, s >= threshold) == pytest.approx(best, abs=1e-12)
 
 
-def test_mean_f1_of_another_set_with_chosen_thresholds():
-    thresholds = average_precision(*random_case(2)).thresholds
-    scores, targets = random_case(3)
+@pytest.mark.parametrize("decimals", [None, 1])
+def test_mean_f1_of_another_set_with_chosen_thresholds(decimals):
+    """Rounded scores lie on the thresholds too: such an entry is predicted positive."""
+    thresholds = average_precision(*random_case(2, decimals=decimals)).thresholds
+    scores, targets = random_case(3, decimals=decimals)
+    assert (scores == thresholds.astype(np.float32)).any() == (decimals is not None)
     expected = [f1_score((t == POSITIVE)[t != UNKNOWN], (s >= x)[t != UNKNOWN])
                 for s, t, x in zip(scores.T, targets.T, thresholds, strict=True)]
     counts = f1_counts(scores[:100], targets[:100], thresholds) + f1_counts(scores[100:], targets[100:], thresholds)
