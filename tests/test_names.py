@@ -1,4 +1,4 @@
-"""Proves that there is one import name: modules load as lacuna.…, never a second time under a folder's name."""
+"""Proves that there is one import name, lacuna.…, and that tests share code through tests/helpers alone."""
 
 from __future__ import annotations
 
@@ -36,3 +36,13 @@ def test_no_text_imports_a_room_by_its_folder():
         text = (ROOT / name).read_text(encoding="utf-8")
         found = [line for line in text.splitlines() if line.strip().startswith(words)]
         assert not found, (name, found)
+
+
+def test_tests_share_through_helpers():
+    """No test imports another one, and every folder is a package, so that two files may have one name."""
+    folder = ROOT / "tests"
+    for path in folder.rglob("*.py"):
+        assert (path.parent / "__init__.py").exists(), path.parent
+        lines = path.read_text(encoding="utf-8").splitlines()
+        found = [line for line in lines if line.startswith(("from tests.", "import tests.")) and ".test_" in line]
+        assert not found, (path, found)
