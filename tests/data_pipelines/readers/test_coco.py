@@ -9,9 +9,9 @@ import pytest
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from lacuna.data_pipelines.readers import coco, lvis
+from tests.helpers.annotations import CATEGORIES, box
 from tests.helpers.pictures import write_pictures
 
-CATEGORIES = [{"id": 1, "name": "person"}, {"id": 3, "name": "car"}, {"id": 90, "name": "toothbrush"}]
 IMAGES = [{"id": i, "file_name": f"COCO_train2014_{i:012d}.jpg"} for i in (9, 10, 100, 77)]
 
 
@@ -23,10 +23,6 @@ def make(tmp_path):
 
     write_pictures(tmp_path / "images", [i["file_name"] for i in IMAGES])
     return write
-
-
-def box(image, category):
-    return {"image_id": image, "category_id": category, "iscrowd": 0, "bbox": [0, 0, 1, 1]}
 
 
 def test_instances_in_string_order_of_ids(make):

@@ -11,12 +11,11 @@ from scipy.io import savemat
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.labels import NEGATIVE, UNKNOWN
 from lacuna.data_pipelines.readers import imagenet
+from tests.helpers.annotations import VAL, WNIDS
 from tests.helpers.pictures import write_pictures
 
-WNIDS = ["n01440764", "n02012849", "n03126707"]
 DEVKIT = {1: "n02012849", 2: "n03126707", 3: "n01440764"}  # the devkit's order is another one
 TRUTH = ["n03126707", "n01440764", "n02012849", "n03126707"]
-VAL = [f"ILSVRC2012_val_{i:08d}" for i in range(1, 5)]
 
 
 @pytest.fixture

@@ -12,9 +12,7 @@ from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from lacuna.data_pipelines.packing import Layout, pack
 from lacuna.data_pipelines.readers import coco, cub, features, folder, imagenet, lvis, nuswide, openimages, tsv, voc
-from tests.data_pipelines.test_readers_coco import CATEGORIES, box
-from tests.data_pipelines.test_readers_imagenet import VAL, WNIDS
-from tests.data_pipelines.test_readers_lists import cub_root, nus_root, voc_root  # noqa: F401 (fixtures)
+from tests.helpers.annotations import CATEGORIES, VAL, WNIDS, box
 from tests.helpers.pictures import write_pictures
 
 HOST = "http://images.example"
@@ -56,7 +54,7 @@ def test_lvis_with_one_of_the_folders_only(tmp_path):
     assert [s.key for s in lvis.read(path, str(tmp_path / "coco"), skip_missing=True).samples] == KEYS["v0.5"][:1]
 
 
-def test_voc_difficult(voc_root):  # noqa: F811
+def test_voc_difficult(voc_root):
     """dog_train has 2008_000005 as difficult; nothing else is in that image."""
     def labels(**options):
         dataset = voc.read(str(voc_root), **options)
