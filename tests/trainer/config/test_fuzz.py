@@ -1,4 +1,4 @@
-"""Damaged configs and commits end in errors that name what is wrong; secrets in them are refused, not stored."""
+"""Damaged configs, tables and commits end in errors that name what is wrong; secrets in them are refused."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from lacuna.basics.errors import UserError
 from lacuna.trainer.checkpoints.files import CheckpointFiles, facts_of
@@ -27,6 +28,10 @@ phases:
   - {name: train, epochs: 5, batch: 32, lr: 3.0e-3, schedule: cosine, warmup: 5%}
 train: {log_every: 50, checkpoint_every: 500st}
 """
+TABLE = {"about": "A table.", "source": "nobody", "base": ["base.yaml"], "shared": {"a": [1]},
+         "defaults": {"train": {"keep": 2}, "method": {"name": "an"}},
+         "rows": {"a": {"reported": 1.5, "note": "b", "data": {"train": {"url": "a"}}, "phases": [
+             {"name": "p", "epochs": 1, "batch": 8, "lr": 0.1}]}, "b": {"base": "base.yaml", "reported": {"mAP": 1}}}}
 BODY = {"name": "x", "data": {"train": {"url": "a"}, "augment": {"scale": [0.5, 1]}}, "method": {"name": "an"},
         "phases": [{"name": "p", "epochs": 1, "batch": 8, "lr": 0.1, "warmup": "5%"}], "train": {"keep": 2}}
 
@@ -55,17 +60,24 @@ def targets(tmp_path: Path) -> dict:
         commit.write_bytes(data)
         files.problem("step-00000001")
 
+    def table(data: bytes) -> None:
+        path.write_bytes(data)
+        load_config(f"{path}:a", []).fingerprint()
+
+    (tmp_path / "base.yaml").write_bytes(CONFIG)
     return {
+        "table": (damaged_bytes(yaml.safe_dump(TABLE).encode()), table),
+        "table values": (damaged_json(json.dumps(TABLE).encode()), table),
         "config": (damaged_bytes(CONFIG), config),
         "config values": (damaged_json(json.dumps(BODY).encode()), config),
         "commit": (damaged_json(commit.read_bytes()), committed),
     }
 
 
-NAMES = ["config", "config values", "commit"]
+NAMES = ["table", "table values", "config", "config values", "commit"]
 
 
-def test_damaged_configs_and_commits(tmp_path):
+def test_damaged_configs_tables_and_commits(tmp_path):
     fuzz_all(targets(tmp_path), NAMES, (UserError,))
 
 
