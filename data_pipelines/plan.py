@@ -122,6 +122,34 @@ class EpochPlan:
             pieces = [queue.take(self.quota) for queue in queues]
             yield np.concatenate([p[0] for p in pieces]), np.concatenate([p[1] for p in pieces])
 
+    def outlook(self, streams: range, start_step: int = 0) -> Outlook:
+        """One walk ahead of the epoch, a time unit at a time."""
+        remaining = np.zeros(len(self.rows), dtype=np.int64)
+        first_use: list[tuple[int, int]] = []
+        at_once = 0
+        for stream in streams:
+            ends = [0]
+            for shards, _ in self.walk(stream, start_step * self.quota):
+                counts = np.bincount(shards, minlength=len(self.rows))
+                for shard in np.flatnonzero((counts > 0) & (remaining == 0)):
+                    first_use.append((ends[-1] + int(np.argmax(shards == shard)), int(shard)))
+                remaining += counts
+                ends.append(ends[-1] + len(shards))
+            first = np.arange(0, ends[-1], self.quota)
+            last = np.minimum(first + self.quota, ends[-1]) - 1
+            crossed = np.searchsorted(ends, last, "right") - np.searchsorted(ends, first, "right")
+            at_once += min(len(self.stream_shards[stream]), self.open_shards + int(crossed.max(initial=0)))
+        return Outlook(remaining, [shard for _, shard in sorted(first_use)], at_once)
+
+
+@dataclass
+class Outlook:
+    """What an epoch still asks of the shards of some streams, for whoever holds something per shard."""
+
+    remaining: np.ndarray  # int64 [shards]: samples that each shard has still to give
+    order: list[int]  # the shards in the order of their first use
+    at_once: int  # shards in use at a time: those open, and one more for every time unit that a batch crosses
+
 
 class _Queue:
     """Cuts a stream's pieces into takes of a fixed size."""

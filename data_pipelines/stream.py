@@ -44,6 +44,7 @@ class Batch:
     rows: np.ndarray  # int64 [n], position in the tar
     boxes: torch.Tensor  # float32 [n, 4]
     flips: torch.Tensor  # bool [n]
+    planned: np.ndarray  # int64 [n + corrupt ones]: the shards of all samples that the plan has here
     bad: list[BadSample] = field(default_factory=list)
     strong: torch.Tensor | None = None  # uint8 [n, 3, H, W], a second view of every image, if it was asked for
 
@@ -54,7 +55,13 @@ class Batch:
         """A micro-batch; bad samples are reported by the whole."""
         cut = slice(start, stop)
         return Batch(self.inputs[cut], self.labels[cut], self.shards[cut], self.rows[cut], self.boxes[cut],
-                     self.flips[cut], strong=None if self.strong is None else self.strong[cut])
+                     self.flips[cut], self.shards[cut], strong=None if self.strong is None else self.strong[cut])
+
+    @property
+    def strong_view(self) -> torch.Tensor:
+        if self.strong is None:
+            raise RuntimeError("this batch has no second view: the method's needs() must ask for a strong_view")
+        return self.strong
 
 
 @dataclass(frozen=True)
@@ -215,13 +222,13 @@ class _Pending:
         for part in self.parts:
             part.result()
         batch = Batch(self.views[0], torch.from_numpy(self.labels), self.shards, self.rows,
-                      torch.from_numpy(self.boxes), torch.from_numpy(self.flips),
+                      torch.from_numpy(self.boxes), torch.from_numpy(self.flips), self.shards,
                       strong=self.views[1] if len(self.views) > 1 else None)
         if self.bad:
             good = np.array([i for i in range(len(self.rows)) if i not in self.bad], dtype=np.int64)
             kept = torch.from_numpy(good)
             batch = Batch(batch.inputs[kept], batch.labels[kept], batch.shards[good], batch.rows[good],
-                          batch.boxes[kept], batch.flips[kept], [self.bad[i] for i in sorted(self.bad)],
+                          batch.boxes[kept], batch.flips[kept], self.shards, [self.bad[i] for i in sorted(self.bad)],
                           None if batch.strong is None else batch.strong[kept])
         return batch
 

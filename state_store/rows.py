@@ -25,6 +25,10 @@ class Rows:
         self._session, self._slots, self.shards, self.rows = session, session.slots, shards, rows
         self._index, self._slot = self._slots.locate(shards, rows)
 
+    def narrow(self, start: int, stop: int) -> Rows:
+        """Those from `start` to `stop`."""
+        return Rows(self._session, self.shards[start:stop], self.rows[start:stop])
+
     def gather(self, field: str, out: np.ndarray | None = None) -> np.ndarray:
         """Stored values [B, *stored_shape], a copy; into `out` (a pinned buffer's view) if given, which is faster."""
         return self._slots.gather(field, self._index, out)

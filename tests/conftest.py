@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,14 @@ def digit_shards(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def single_shards(digit_shards) -> Path:
-    """The same, with one positive a scene in train's sidecar `single`."""
-    index = ShardIndex.load(str(digit_shards / "train"))
+def single_shards(digit_shards, tmp_path_factory) -> Path:
+    """A copy of them, with one positive per scene in train's sidecar `single`."""
+    folder = tmp_path_factory.mktemp("single") / "digits"
+    shutil.copytree(digit_shards, folder)
+    index = ShardIndex.load(str(folder / "train"))
     annotate(LabelledRows(index, Sidecar.load(index, "labels")), "single", "single_positive",
              SCHEMES["single_positive"]())
-    return digit_shards
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -16,19 +16,14 @@ import json
 import textwrap
 from typing import Any
 
-import numpy as np
-
 from lacuna.basics.errors import UserError
 from lacuna.trainer.config.reported import as_text as numbers_text
 from lacuna.trainer.config.reported import reported
 from lacuna.trainer.config.tables import Numbers
-from lacuna.trainer.config.validation import validated
-from lacuna.trainer.methods import METHODS
-from lacuna.trainer.methods.base import Method, Task
+from lacuna.trainer.methods import METHODS, example
+from lacuna.trainer.methods.base import Method
 
 _CLASSES = (80, 1000, 9600)
-_GRID = 14
-_WIDTH_FEATURES = 2048  # of ResNet-50
 _WIDTH = 116
 _all_reported = functools.cache(reported)
 
@@ -69,15 +64,6 @@ def describe(name: str) -> dict[str, Any]:
     }
 
 
-def example(name: str, classes: int) -> Method:
-    """An instance for asking questions; settings without a default are 1, which no field's shape depends on."""
-    kind = METHODS[name]
-    required = {key: 1 for key, field in kind.settings_type.model_fields.items() if field.is_required()}
-    ones = np.ones(classes, np.int64)
-    task = Task(classes, 1, ones, ones, fully_annotated=True, grid=_GRID, full_positives=1.0, width=_WIDTH_FEATURES)
-    return kind(validated(kind.settings_type, {**required, "name": name}, f"method {name!r}"), task)
-
-
 def reported_for(name: str) -> dict[str, dict[str, Numbers]]:
     """dataset → TABLE:ROW → what its paper reports."""
     found: dict[str, dict[str, Numbers]] = {}
@@ -94,19 +80,19 @@ def class_state(method: Method) -> dict[str, str]:
 
 
 def needs(method: Method) -> list[str]:
+    asked = method.needs()
     found = [text for wanted, text in (
-        (method.needs_full_labels, "full labels"),
-        (method.needs_negatives, "verified negatives"),
-        (method.needs_neighbors, "the setting neighbors (from `lacuna neighbors`)"),
-        (method.needs_maps, "score maps (images, not feature shards)"),
-        (bool(method.needs_scores), f"imported tables of scores: {', '.join(method.needs_scores)} "
-                                    "(`lacuna import-scores`)"),
-        (method.needs_pass, "a pass over all training samples between epochs"),
-        (method.needs_strong_view, "a second view of the same crop (data.strong_augment.crop: same)"
-         if method.needs_same_crop else "a second, strongly augmented view (images, not feature shards)"),
-        (method.needs_backbone, "phases that train parts of the backbone"),
-        (method.batch_coupled, "the whole global batch at once (gradient accumulation "
-         + ("is refused)" if method.needs_strong_view or method.module() else "costs a second forward)")),
+        (asked.full_labels, "full labels"),
+        (asked.negatives, "verified negatives"),
+        (asked.neighbors, "the setting neighbors (from `lacuna neighbors`)"),
+        (asked.maps, "score maps (images, not feature shards)"),
+        (bool(asked.scores), f"imported tables of scores: {', '.join(asked.scores)} (`lacuna import-scores`)"),
+        (asked.scored_pass, "a pass over all training samples between epochs"),
+        (asked.strong_view, "a second view of the same crop (data.strong_augment.crop: same)"
+         if asked.same_crop else "a second, strongly augmented view (images, not feature shards)"),
+        (asked.backbone, "phases that train parts of the backbone"),
+        (asked.whole_batch, "the whole global batch at once (gradient accumulation "
+         + ("is refused)" if asked.strong_view or method.module() else "costs a second forward)")),
     ) if wanted]
     return found + [f"the setting {s['name']}" for s in settings_of(type(method)) if s["required"]]
 

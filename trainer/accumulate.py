@@ -25,7 +25,7 @@ def check_two_forwards(method: Method, name: str, model: Classifier, micro_batch
     if any(isinstance(module, _BatchNorm) and module.training for module in model.modules()):
         raise UserError(f"{cut}, and BatchNorm would take the statistics of single pieces. Set model.batchnorm=frozen. "
                         f"Or: {remedy}")
-    if method.needs_strong_view or model.extra is not None:
+    if method.needs().strong_view or model.extra is not None:
         raise UserError(f"{cut}; its second view or own module would need gradients that are not cached. {remedy}")
 
 
@@ -70,4 +70,4 @@ def _joined(parts: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
 
 
 def _tensors(outputs: Outputs) -> tuple[torch.Tensor | None, ...]:
-    return outputs.logits, outputs.maps, outputs.features
+    return outputs.parts

@@ -48,15 +48,16 @@ def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
 
 def check_method(config: Config, method: Method) -> None:
     """Refuse augmentations that move what a method compares, and phases in which it could do nothing."""
+    needs = method.needs()
     name, strong = config.method["name"], config.data.strong_augment
-    if method.needs_maps and train_augment(config.data).moves_pixels_unrecorded:
+    if needs.maps and train_augment(config.data).moves_pixels_unrecorded:
         raise UserError(f"data.augment.randaugment = {config.data.augment.randaugment} moves pixels in ways that "
                         f"heatmaps cannot follow. Set it to 0, or use another method than {name!r}.")
-    if method.needs_same_crop and (strong.crop != "same" or strong.randaugment):
+    if needs.same_crop and (strong.crop != "same" or strong.randaugment):
         raise UserError(f"data.strong_augment = {{crop: {strong.crop}, randaugment: {strong.randaugment}, …}}, but "
                         f"method {name!r} compares the same places of both views. Write data.strong_augment="
                         "{crop: same, randaugment: 0, color_jitter: [0.8, 0.8, 0.8, 0.2]}.")
-    if method.needs_backbone and all(phase.trainable == "head" for phase in config.phases):
+    if needs.backbone and all(phase.trainable == "head" for phase in config.phases):
         raise UserError(f"phases: only the head learns (trainable: head), but what method {name!r} adds reaches it "
                         "through the backbone alone. Train parts of that, as in phases.0.trainable=[layer4], or all.")
 

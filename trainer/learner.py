@@ -23,7 +23,8 @@ class Learner:
 
     def __init__(self, run: Run, engine, split: BatchSplit):
         self.run, self.engine, self.split = run, engine, split
-        self.two_forwards = run.method.batch_coupled and split.pieces > 1
+        self.two_forwards = run.method.needs().whole_batch and split.pieces > 1
+        self.with_maps = run.method.needs().maps
         if self.two_forwards:
             check_two_forwards(run.method, run.config.method["name"], run.model, run.config.train.micro_batch)
 
@@ -38,15 +39,13 @@ class Learner:
         """Forward, loss and backward of one micro-batch after the other."""
         run, found = self.run, []
         for piece in range(self.split.pieces):
-            micro = batch.narrow(piece * self.split.micro, (piece + 1) * self.split.micro)
-            if run.state:
-                step = replace(step, state=run.state.rows(micro))
-            terms = run.method.loss(self.forward(micro.inputs), micro, step)
+            start, stop = piece * self.split.micro, (piece + 1) * self.split.micro
+            micro, rows = batch.narrow(start, stop), step.state.narrow(start, stop)
+            terms = run.method.loss(self.forward(micro.inputs), micro, replace(step, state=rows))
             # DeepSpeed averages gradients over ranks and pieces; the global loss is a sum of shares.
             self.engine.backward(self.split.pieces * run.world.size * self._share(terms, step))
             self.engine.step()
-            if step.state:
-                step.state.write(terms.rows)
+            rows.write(terms.rows)
             found.append(terms)
         return found
 
@@ -56,16 +55,13 @@ class Learner:
         pieces = [batch.inputs[piece * micro : (piece + 1) * micro] for piece in range(self.split.pieces)]
         seeds = [mix(run.config.seed, total_steps, run.world.rank, piece) for piece in range(len(pieces))]
         gathered = gather_outputs(pieces, self.forward, seeds)
-        if run.state:
-            step = replace(step, state=run.state.rows(batch))
         terms = run.method.loss(gathered.outputs, batch, step)
         (run.world.size * self._share(terms, step)).backward()
         for inputs, seed, gradients in zip(pieces, seeds, gathered.gradients(), strict=True):
             torch.manual_seed(seed)
             self.engine.backward(len(pieces) * carried(self.forward(inputs), gradients))
             self.engine.step()
-        if step.state:
-            step.state.write(terms.rows)
+        step.state.write(terms.rows)
         return terms
 
     def _share(self, terms: LossTerms, step: Step) -> torch.Tensor:
@@ -87,7 +83,7 @@ class Learner:
             run.model.eval()
         with autocast(run.config, run.world):
             inputs = model_inputs(inputs, run.config, run.world)
-            logits, maps, features = self.engine(inputs, with_maps=run.method.needs_maps)
+            logits, maps, features = self.engine(inputs, with_maps=self.with_maps)
         if apart:
             run.model.train()
         return Outputs(logits[:count], None if maps is None else maps[:count], features[:count])

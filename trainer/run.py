@@ -57,8 +57,7 @@ def run(config: Config) -> int:
     elif joined.main:
         logging.getLogger("lacuna").info("stopped as asked; the same command resumes")
     prepared.run_log.close()
-    if prepared.state:
-        prepared.state.close()
+    prepared.state.close()
     joined.barrier()
     watchdog.stop()
     return 0

@@ -6,8 +6,9 @@ and reading ahead need nothing from the method.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -21,10 +22,10 @@ from lacuna.data_pipelines.source import ShardSource
 from lacuna.data_pipelines.stream import Batch
 from lacuna.state_store.chunks import DamagedChunk, chunk_url
 from lacuna.state_store.cutoffs import Cutoffs, exact_cutoffs
-from lacuna.state_store.rows import Rows
 from lacuna.state_store.sweep import map_shards
-from lacuna.trainer.methods.base import Masked, Method
+from lacuna.trainer.methods.base import Method
 from lacuna.trainer.metrics.exchange import Peers
+from lacuna.trainer.state_rows import NO_ROWS, StateRows
 from lacuna.trainer.world import World
 
 T = TypeVar("T")
@@ -60,53 +61,29 @@ class SampleState:
     def begin_epoch(self, plan: EpochPlan, start_step: int, epoch: int) -> None:
         """`epoch` counts over all phases: it is part of the hash that rounds stochastically."""
         streams = plan.rank_streams(self.world.rank, self.world.size)
-        self.remaining, order, needed = self.outlook(plan, streams, start_step)
-        if self.session.slots.count < needed:
+        outlook = plan.outlook(streams, start_step)
+        if self.session.slots.count < outlook.at_once:
             each = self.session.slots.bytes_each(self.store.schema) / 1e6
             raise UserError(
                 f"train.state_budget_mb holds {self.session.slots.count} shards, but this rank's {len(streams)} "
-                f"streams lease {needed} at a time (data.open_shards = {plan.open_shards}, and those a batch opens). "
-                f"Raise train.state_budget_mb to {(needed + len(streams)) * each:.1f}, lower data.open_shards, "
-                "use more ranks, or make other shards."
+                f"streams lease {outlook.at_once} at a time (data.open_shards = {plan.open_shards}, and those a batch "
+                f"opens). Raise train.state_budget_mb to {(outlook.at_once + len(streams)) * each:.1f}, lower "
+                "data.open_shards, use more ranks, or make other shards."
             )
-        self.session.begin(order, epoch)
-        self.planned: Iterator[tuple[np.ndarray, np.ndarray]] = plan.batches(streams, start_step)
+        self.session.begin(outlook.order, epoch)
+        self.remaining = outlook.remaining
 
-    @staticmethod
-    def outlook(plan: EpochPlan, streams: range, start_step: int) -> tuple[np.ndarray, list[int], int]:
-        """Rows that each shard still has to give, the shards in the order of their first use, and how many are leased
-        at a time: those open, and one more for every time unit that a batch crosses."""
-        remaining = np.zeros(len(plan.rows), dtype=np.int64)
-        first_use: list[tuple[int, int]] = []
-        needed = 0
-        for stream in streams:
-            ends = [0]
-            for shards, _ in plan.walk(stream, start_step * plan.quota):
-                counts = np.bincount(shards, minlength=len(plan.rows))
-                for shard in np.flatnonzero((counts > 0) & (remaining == 0)):
-                    first_use.append((ends[-1] + int(np.argmax(shards == shard)), int(shard)))
-                remaining += counts
-                ends.append(ends[-1] + len(shards))
-            first = np.arange(0, ends[-1], plan.quota)
-            last = np.minimum(first + plan.quota, ends[-1]) - 1
-            crossed = np.searchsorted(ends, last, "right") - np.searchsorted(ends, first, "right")
-            needed += min(len(plan.stream_shards[stream]), plan.open_shards + int(crossed.max(initial=0)))
-        return remaining, [shard for _, shard in sorted(first_use)], needed
-
-    def begin_step(self) -> None:
-        """Lease the shards of this rank's part of the next global batch."""
-        self.step_shards, _ = next(self.planned)
-        for shard in np.unique(self.step_shards):
+    @contextlib.contextmanager
+    def step(self, batch: Batch) -> Iterator[StateRows]:
+        """The rows of this rank's part of a global batch. Shards are leased before, and given back after the step in
+        which they gave their last row; corrupt samples count as given."""
+        planned = np.unique(batch.planned)
+        for shard in planned:
             if self.session.slots.slot_of[shard] < 0:
                 self.session.lease(int(shard))
-
-    def rows(self, batch: Batch) -> StateRows:
-        return StateRows(self.session.at(batch.shards, batch.rows), self.world.device)
-
-    def end_step(self) -> None:
-        """Give back the shards that have given their last row; corrupt samples count as given."""
-        self.remaining -= np.bincount(self.step_shards, minlength=len(self.remaining))
-        for shard in np.unique(self.step_shards):
+        yield StateRows(self.session.at(batch.shards, batch.rows), self.world.device)
+        self.remaining -= np.bincount(batch.planned, minlength=len(self.remaining))
+        for shard in planned:
             if self.remaining[shard] == 0:
                 self.session.release(int(shard))
 
@@ -123,16 +100,29 @@ class SampleState:
         return exact_cutoffs(self.session, field, quotas, counts + peers.sum(changes), epoch, self._outside, peers,
                              self.world.rank, self.world.size)
 
-    def map_rows(self, field: str, function: Callable[[int, np.ndarray, np.ndarray], T]) -> Iterator[T]:
-        """function(shard, row numbers [n], stored values [n, …]) of the rows that take part, over this rank's share of
-        all shards; ranks add up what they find."""
+    def map_rows(self, fields: list[str], function: Callable[..., T]) -> Iterator[T]:
+        """function(shard, row numbers [n], stored values [n, …] of each field) over the rows that take part, shard by
+        shard of this rank's share; ranks add up what they find."""
         def of_shard(shard: int, values: dict[str, np.ndarray]) -> T:
-            rows = np.arange(len(values[field]))
+            rows = np.arange(len(values[fields[0]]))
             used = slice(None) if self.source.subset is None else self.source.subset.mask(shard)
-            return function(shard, rows[used], values[field][used])
+            return function(shard, rows[used], *(values[field][used] for field in fields))
 
-        return map_shards(self.session, [field], of_shard, range(self.world.rank, self.store.schema.shards,
-                                                                 self.world.size))
+        return map_shards(self.session, fields, of_shard, range(self.world.rank, self.store.schema.shards,
+                                                                self.world.size))
+
+    def sum_rows(self, fields: list[str], shape: tuple[int, ...],
+                 function: Callable[..., np.ndarray]) -> torch.Tensor:
+        """float64: the sum over all ranks of what `function` (as in map_rows) finds in every shard."""
+        total = np.zeros(shape)
+        for part in self.map_rows(fields, function):
+            total += part
+        return self.world.global_sum(torch.from_numpy(total).to(self.world.device)).cpu()
+
+    @property
+    def longest(self) -> int:
+        """Rows of the longest shard: shard · longest + row numbers the samples."""
+        return self.store.schema.max_rows
 
     # ---- snapshots
 
@@ -179,39 +169,40 @@ class SampleState:
         return rows, classes
 
 
-class StateRows:
-    """A batch's rows as tensors on the training device."""
+class NoState:
+    """Of methods that remember nothing about single samples: there is nothing to lease, to keep or to restore."""
 
-    def __init__(self, rows: Rows, device: torch.device):
-        self._rows, self._device = rows, device
+    def begin_epoch(self, plan: EpochPlan, start_step: int, epoch: int) -> None: ...
 
-    def read(self, field: str) -> torch.Tensor:
-        """Values as floats (quantised, float16), booleans (bits) or integers."""
-        stored = self._rows.gather(field)
-        if stored.dtype == np.float16:  # torch widens halves many times faster than numpy
-            return torch.from_numpy(stored).to(self._device, non_blocking=True).float()
-        return torch.from_numpy(self._rows.decode(field, stored)).to(self._device, non_blocking=True)
+    @contextlib.contextmanager
+    def step(self, batch: Batch) -> Iterator[StateRows]:
+        yield NO_ROWS
 
-    def codes(self, field: str) -> np.ndarray:
-        """Stored values, for cut-offs."""
-        return self._rows.gather(field)
+    def end_epoch(self) -> None: ...
 
-    def samples(self, rows_per_shard: int) -> np.ndarray:
-        """int64 [B]: a number for every sample, shard by shard."""
-        return self._rows.shards.astype(np.int64) * rows_per_shard + self._rows.rows
+    def cutoffs(self, field: str, quotas: np.ndarray, epoch: int) -> NoReturn:
+        NO_ROWS.read(field)
 
-    def selected(self, field: str, cutoffs: Cutoffs) -> torch.Tensor:
-        """bool [B, L]: which entries are among their class's top p."""
-        chosen = cutoffs.selected(self.codes(field), self._rows.shards, self._rows.rows)
-        return torch.from_numpy(chosen).to(self._device, non_blocking=True)
+    def map_rows(self, fields: list[str], function: Callable[..., T]) -> NoReturn:
+        NO_ROWS.read(fields[0])
 
-    def write(self, values: dict[str, torch.Tensor | Masked]) -> None:
-        for field, value in values.items():
-            if isinstance(value, Masked):
-                before = self._rows.gather(field)
-                self._rows.write(field, value.values.detach().cpu().numpy())
-                # What the mask leaves out must stay bit for bit: rounding it again could move it.
-                after = np.where(value.mask.cpu().numpy(), self._rows.gather(field), before)
-                self._rows.scatter(field, after)
-            else:
-                self._rows.write(field, value.detach().cpu().numpy())
+    def sum_rows(self, fields: list[str], shape: tuple[int, ...], function: Callable[..., np.ndarray]) -> NoReturn:
+        NO_ROWS.read(fields[0])
+
+    @property
+    def longest(self) -> NoReturn:
+        raise RuntimeError("the method declares no fields")
+
+    def snapshot(self, name: str) -> None: ...
+
+    def restore(self, name: str) -> None: ...
+
+    def collect(self, keep: list[str]) -> None: ...
+
+    def snapshots_with(self, chunk: DamagedChunk) -> list[str]:
+        return []
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None: ...

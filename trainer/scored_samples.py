@@ -23,21 +23,17 @@ def scored(run: Run, plan: EpochPlan, overall: int) -> Iterator[Scored]:
     world, source = run.world, run.sources["train"]
     was_training = run.model.training
     run.model.eval()
-    if run.state:
-        run.state.begin_epoch(plan, 0, overall)
+    with_maps = run.method.needs().maps
+    run.state.begin_epoch(plan, 0, overall)
     with eval_stream(source, plan, run.config, world) as stream, torch.no_grad():
         for batch in stream:
             run.watchdog.beat("scoring the training samples")
-            if run.state:
-                run.state.begin_step()
-            if len(batch):
-                inputs = model_inputs(batch.inputs, run.config, world)
-                with autocast(run.config, world):
-                    outputs = Outputs(*run.model(inputs, with_maps=run.method.needs_maps))
-                batch.labels = batch.labels.to(world.device, non_blocking=True)
-                yield Scored(batch, outputs, run.state.rows(batch) if run.state else None)
-            if run.state:
-                run.state.end_step()
-    if run.state:
-        run.state.end_epoch()
+            with run.state.step(batch) as rows:
+                if len(batch):
+                    inputs = model_inputs(batch.inputs, run.config, world)
+                    with autocast(run.config, world):
+                        outputs = Outputs(*run.model(inputs, with_maps=with_maps))
+                    batch.labels = batch.labels.to(world.device, non_blocking=True)
+                    yield Scored(batch, outputs, rows)
+    run.state.end_epoch()
     run.model.train(was_training)

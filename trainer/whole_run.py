@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.source import ShardSource
@@ -17,7 +17,7 @@ from lacuna.trainer.methods.base import Method
 from lacuna.trainer.models.classifier import Classifier
 from lacuna.trainer.phase import Phase
 from lacuna.trainer.run_log import RunLog
-from lacuna.trainer.sample_state import SampleState
+from lacuna.trainer.sample_state import NoState, SampleState
 from lacuna.trainer.world import Watchdog, World
 
 log = logging.getLogger("lacuna")
@@ -51,7 +51,7 @@ class Run:
     checkpoints: Checkpoints
     watchdog: Watchdog
     stop: Stop
-    state: SampleState | None = None  # of methods that remember something about every sample
+    state: SampleState | NoState = field(default_factory=NoState)  # what the method remembers about every sample
 
 
 def train(run: Run) -> dict | None:
@@ -63,7 +63,7 @@ def train(run: Run) -> dict | None:
     try:
         return _train(run)
     except DamagedChunk as error:
-        names = run.state.snapshots_with(error) if run.state else []
+        names = run.state.snapshots_with(error)
         for name in names:
             run.checkpoints.files.condemn(name, str(error))
         raise UserError(f"{error} The checkpoints {', '.join(names) or '(none)'} need it and are given up; start again "
@@ -103,8 +103,7 @@ def _take_best(run: Run, position: Position) -> None:
     best = run.checkpoints.at(step)
     run.model.load_state_dict(best.weights())
     run.method.load_state(load_method_state(best))
-    if run.state:
-        run.state.restore(best.name)
+    run.state.restore(best.name)
 
 
 def open_state(run: Run, checkpoint: Checkpoint | None) -> None:
@@ -113,11 +112,11 @@ def open_state(run: Run, checkpoint: Checkpoint | None) -> None:
         return
     url = run.config.train.state_url or os.path.join(run.config.folder, "state")
     budget = int(run.config.train.state_budget_mb * 2**20)
-    run.state = SampleState(url, run.method, run.sources["train"], run.world, budget, run.config.seed,
+    run.state = state = SampleState(url, run.method, run.sources["train"], run.world, budget, run.config.seed,
                             checkpoint.name if checkpoint else None)
     # Snapshots after the checkpoint belong to steps that will be taken again.
-    names = [entry.name for entry in run.state.store.snapshots()]
-    run.state.collect([name for name in names if checkpoint and name <= checkpoint.name])
+    names = [entry.name for entry in state.store.snapshots()]
+    state.collect([name for name in names if checkpoint and name <= checkpoint.name])
     run.world.barrier()
 
 

@@ -16,14 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from lacuna.basics import storage
-from lacuna.trainer import whole_run, world
+from lacuna.trainer import loop, whole_run, world
 from lacuna.trainer.assemble import build_run
 from lacuna.trainer.config.sections import parse_config
-from lacuna.trainer.phase import Phase
-from lacuna.trainer.sample_state import StateRows
+from lacuna.trainer.state_rows import StateRows
 from lacuna.trainer.whole_run import Run
 
-_STEP, _SELECTED = Phase._step, StateRows.selected
+_STEP, _SELECTED = loop.take_step, StateRows.selected
 
 
 class Left(Exception):
@@ -50,20 +49,19 @@ def main(path: str) -> None:
         if joined.main:
             storage.write_atomic(os.path.join(run.config.folder, "results.json"), json.dumps(results).encode())
         run.run_log.close()
-        if run.state:
-            run.state.close()
+        run.state.close()
         joined.barrier()
 
 
 def interrupt(leave: int | None, kill: int | None) -> None:
-    def step(self, batch, position):
+    def step(phase, batch, position):
         if position.total_steps == leave:
             raise Left
         if position.total_steps == kill:
             os.kill(os.getpid(), signal.SIGKILL)
-        return _STEP(self, batch, position)
+        return _STEP(phase, batch, position)
 
-    Phase._step = step
+    loop.take_step = step
 
 
 def record(run: Run, seen: list[tuple]) -> None:

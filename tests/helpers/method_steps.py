@@ -13,7 +13,7 @@ from lacuna.state_store import Given
 from lacuna.trainer.config.validation import validated
 from lacuna.trainer.methods import METHODS
 from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Step, Task
-from lacuna.trainer.sample_state import StateRows
+from lacuna.trainer.state_rows import NO_ROWS, StateRows
 from tests.helpers.oracles import batch_of, step_of
 from tests.helpers.state.memory import MemoryStore
 
@@ -36,7 +36,7 @@ class Rows:
 
     def __init__(self, method: Method, labels: np.ndarray, tables: dict[str, np.ndarray] | None = None):
         count, self.fields = max(1, len(labels)), method.fields()
-        self.state = None
+        self.state: StateRows = NO_ROWS
         if not self.fields:
             return
         tables = tables or {}
@@ -79,14 +79,13 @@ def take_step(method: Method, outputs: Outputs, labels: np.ndarray, rows: Rows |
     rows = rows or Rows(method, labels)
     alone = step_of(max(1, len(labels)), where.get("epoch", 0), where.get("epochs", 10))
     step = Step(where.get("world", alone.world), where.get("samples", alone.samples), alone.epoch, alone.epochs,
-                where.get("phase", 0), 0, rows.state, forward)
+                where.get("phase", 0), 0, rows.state, *([forward] if forward else []))
     weak, strong = views or (images(len(labels), 7), images(len(labels), 8))
     batch = batch_of(labels, strong=strong)
     batch.inputs = weak
     terms = method.loss(outputs, batch, step)
     assert terms.per_sample.shape == (len(labels),)
-    if rows.state is not None:
-        rows.state.write(terms.rows)
+    rows.state.write(terms.rows)
     return terms
 
 

@@ -22,7 +22,7 @@ def batch_of(labels: np.ndarray, **extra: Any) -> Batch:
     n = len(labels)
     boxes = torch.tensor([[0.0, 0.0, 1.0, 1.0]]).repeat(n, 1)
     fields = {"shards": np.zeros(n, np.int64), "rows": np.arange(n), "boxes": boxes,
-              "flips": torch.zeros(n, dtype=torch.bool), **extra}
+              "flips": torch.zeros(n, dtype=torch.bool), "planned": np.zeros(n, np.int64), **extra}
     return Batch(torch.zeros(n, 1), torch.as_tensor(labels), **fields)
 
 

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from lacuna.data_pipelines.annotation.annotate import SCHEMES, annotate
-from lacuna.data_pipelines.annotation.labelled_rows import LabelledRows
-from lacuna.data_pipelines.index import ShardIndex, Sidecar
 from tests.helpers.browser import Browser
 from tests.helpers.launching import Launch
 
@@ -25,13 +22,10 @@ class Trained:
 
 
 @pytest.fixture(scope="session")
-def trained(digit_shards, tmp_path_factory) -> Trained:
+def trained(single_shards, tmp_path_factory) -> Trained:
     folder = tmp_path_factory.mktemp("trained")
     data = folder / "data"
-    shutil.copytree(digit_shards, data)
-    index = ShardIndex.load(str(data / "train"))
-    annotate(LabelledRows(index, Sidecar.load(index, "labels")), "single", "single_positive",
-             SCHEMES["single_positive"]())
+    shutil.copytree(single_shards, data)
     common = {"data": {**{split: {"url": str(data / split)} for split in ("train", "val", "test")}, "image_size": 32,
                        "normalize": "centered", "streams": 4, "augment": {"flip": False}},
               "model": {"backbone": "lacuna:tiny"}, "train": {"log_every": 5, "keep": 9},

@@ -85,8 +85,9 @@ def calls(rows: int, classes: int, top: int) -> dict[str, Callable[[], torch.Ten
     labels = torch.full((rows, classes), UNKNOWN, dtype=torch.int8)
     known = torch.randint(classes, (rows, _ANNOTATED), generator=generator)
     labels.scatter_(1, known[:, ::2], POSITIVE).scatter_(1, known[:, 1::2], NEGATIVE)
-    batch = Batch(logits, labels, np.zeros(rows, np.int64), np.arange(rows), torch.zeros(rows, 4),
-                  torch.zeros(rows, dtype=torch.bool))
+    shards = np.zeros(rows, np.int64)
+    batch = Batch(logits, labels, shards, np.arange(rows), torch.zeros(rows, 4),
+                  torch.zeros(rows, dtype=torch.bool), shards)
     counts = np.zeros(classes, np.int64)
     task = Task(classes, rows, counts, counts, fully_annotated=False)
     step = Step(_world_of_one(), rows, 0, 1)

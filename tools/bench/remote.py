@@ -92,14 +92,12 @@ def _measure(root: str, step_seconds: float) -> Measured:
             began = time.perf_counter()
             batch = next(batches)
             got = time.perf_counter()
-            state.begin_step()
-            rows = state.rows(batch)
-            values = {field: rows.read(field) for field in fields}
-            leased = time.perf_counter()
-            time.sleep(max(0.0, step_seconds))
-            computed = time.perf_counter()
-            rows.write({field: value for field, value in values.items()})
-            state.end_step()
+            with state.step(batch) as rows:
+                values = {field: rows.read(field) for field in fields}
+                leased = time.perf_counter()
+                time.sleep(max(0.0, step_seconds))
+                computed = time.perf_counter()
+                rows.write({field: value for field, value in values.items()})
             ended = time.perf_counter()
             times.append((got - began, leased - got + ended - computed, ended - began))
             for part in (batch.shards, batch.rows, batch.inputs, batch.labels, *values.values()):

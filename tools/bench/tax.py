@@ -12,11 +12,12 @@ beginnings of epochs cost (flush of the state, EN's cut-offs), spread over the s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,8 +33,10 @@ from lacuna.trainer import world as worlds
 from lacuna.trainer.assemble import build_run
 from lacuna.trainer.checkpoints.checkpoint import Position
 from lacuna.trainer.config.sections import parse_config
+from lacuna.trainer.loop import take_step
 from lacuna.trainer.phase import Phase
-from lacuna.trainer.sample_state import SampleState, StateRows
+from lacuna.trainer.sample_state import NoState, SampleState
+from lacuna.trainer.state_rows import StateRows
 from lacuna.trainer.whole_run import Run, open_state
 
 _METHODS: dict[str, dict] = {
@@ -93,18 +96,43 @@ def _report(racers: list[Racer]) -> dict:
             "budget_over_state": budgets}
 
 
-class _Timed:
-    """The state, or a batch's rows of it, with a clock around every call."""
+class _TimedState:
+    """The state with a clock around everything that a step asks of it."""
 
-    def __init__(self, inner: SampleState | StateRows, clock: list[float]):
+    def __init__(self, inner: SampleState | NoState, clock: Clock):
         self.inner, self.clock = inner, clock
 
+    @contextlib.contextmanager
+    def step(self, batch: Batch) -> Iterator[_TimedRows]:
+        held = self.inner.step(batch)
+        rows = self.clock.around(held.__enter__)()
+        yield _TimedRows(rows, self.clock)
+        self.clock.around(held.__exit__)(None, None, None)
+
+
+class _TimedRows:
+    def __init__(self, inner: StateRows, clock: Clock):
+        self.inner, self.clock = inner, clock
+
+    def narrow(self, start: int, stop: int) -> _TimedRows:
+        return _TimedRows(self.clock.around(self.inner.narrow)(start, stop), self.clock)
+
     def __getattr__(self, name: str):
+        return self.clock.around(getattr(self.inner, name))
+
+
+class Clock:
+    """Seconds spent inside the calls that it is put around."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def around(self, function: Callable) -> Callable:
         def call(*args):
             began = time.perf_counter()
-            result = getattr(self.inner, name)(*args)
-            self.clock[0] += time.perf_counter() - began
-            return _Timed(result, self.clock) if isinstance(result, StateRows) else result
+            result = function(*args)
+            self.seconds += time.perf_counter() - began
+            return result
         return call
 
 
@@ -128,7 +156,7 @@ class Racer:
                 update={"train": config.train.model_copy(update={"state_budget_mb": budget})})
             open_state(self.run, None)
         self.phase = Phase(self.run, 0, None)
-        self.state, self.clock = self.run.state, [0.0]
+        self.state, self.clock = self.run.state, Clock()
         self.epoch, self.position = 0, Position()
         self.batches: Iterator[Batch] = iter(())
 
@@ -136,33 +164,31 @@ class Racer:
         batch = next(self.batches, None)
         if batch is None:
             batch = self._next_epoch()
-        self.clock[0] = 0.0
-        if self.state:
-            self.run.state = _Timed(self.state, self.clock)  # type: ignore[assignment]
+        self.clock.seconds = 0.0
         began = time.perf_counter()
-        self.phase._step(batch, self.position)
+        take_step(self.phase, batch, self.position)
         self.whole.append(time.perf_counter() - began)
-        self.inside.append(self.clock[0])
+        self.inside.append(self.clock.seconds)
         for part in (batch.shards, batch.rows, batch.inputs.numpy(), batch.labels.numpy()):
             self.seen = zlib.crc32(part.tobytes(), self.seen)
 
     def _next_epoch(self) -> Batch:
         state, began = self.state, time.perf_counter()
-        if state and self.epoch:
+        if self.epoch:
             state.end_epoch()
         self.epoch += 1
         plan = self.phase.plans[self.epoch]
+        self.run.state = state
         self.run.method.begin_epoch(self.phase.epoch_start(self.epoch))
-        if state:
-            state.begin_epoch(plan, 0, self.epoch)
+        self.run.state = _TimedState(state, self.clock)  # type: ignore[assignment]
+        state.begin_epoch(plan, 0, self.epoch)
         self.boundary.append(time.perf_counter() - began)
         self.run.model.train()
-        self.batches = iter(self.phase._stream(plan, Position(epoch=self.epoch)))
+        self.batches = iter(self.phase.stream(plan, Position(epoch=self.epoch)))
         return next(self.batches)
 
     def close(self) -> None:
-        if self.state:
-            self.state.close()
+        self.state.close()
         self.run.run_log.close()
 
 

@@ -31,7 +31,6 @@ from lacuna.trainer.config.durations import to_steps
 from lacuna.trainer.config.files import load_config
 from lacuna.trainer.config.sections import Config
 from lacuna.trainer.methods import build_method
-from lacuna.trainer.sample_state import SampleState
 from lacuna.trainer.world import World
 
 TAKES_OVERRIDES = True
@@ -92,7 +91,7 @@ class Shape:
     @property
     def slots_needed(self) -> int:
         streams = self.epochs[0].rank_streams(0, self.ranks)
-        return max(SampleState.outlook(plan, streams, 0)[2] for plan in self.epochs) if self.schema else 0
+        return max(plan.outlook(streams).at_once for plan in self.epochs) if self.schema else 0
 
     @property
     def checkpoints_per_epoch(self) -> float:

@@ -34,7 +34,7 @@ from lacuna.trainer.run_folder import RunFolder
 from lacuna.trainer.world import World
 
 if TYPE_CHECKING:
-    from lacuna.trainer.sample_state import SampleState
+    from lacuna.trainer.sample_state import NoState, SampleState
 
 log = logging.getLogger("lacuna")
 MODEL, EMA, METHOD, POSITION = "model.safetensors", "ema.safetensors", "method.safetensors", "position.json"
@@ -50,7 +50,7 @@ class Position:
     total_steps: int = 0  # of the run
     best_score: float | None = None  # validation mAP of the phase's best epoch
     best_step: int | None = None  # total_steps of its checkpoint
-    epoch_sums: dict[str, float] = field(default_factory=dict)  # running sums of the epoch in progress
+    epoch_sums: dict[str, dict] = field(default_factory=dict)  # rank → running sums of the epoch in progress
 
     def advanced(self, **changes) -> Position:
         return replace(self, **changes)
@@ -84,7 +84,7 @@ class Checkpoints:
         self.world, self.keep, self.fingerprints = world, keep, fingerprints
 
     def save(self, engine, ema: torch.nn.Module | None, method_state: dict[str, torch.Tensor], position: Position,
-             zero_stage: int, state: SampleState | None) -> None:
+             zero_stage: int, state: SampleState | NoState) -> None:
         name = _name(position.total_steps)
         folder = self.files.target(name)
         with _naming_a_full_disk(folder):
@@ -96,8 +96,7 @@ class Checkpoints:
                     _save_tensors(os.path.join(folder, EMA), ema.state_dict())
                 _save_tensors(os.path.join(folder, METHOD), method_state)
                 storage.write_atomic(os.path.join(folder, POSITION), json.dumps(asdict(position), indent=1).encode())
-            if state is not None:
-                state.snapshot(name)
+            state.snapshot(name)
             self.world.barrier()
             body = self.files.publish(name)
             self.folder.push()
@@ -106,8 +105,7 @@ class Checkpoints:
                 self.files.commit(name, {**body, "world": self.world.size, "zero_stage": zero_stage,
                                          "fingerprints": self.fingerprints})
                 kept = self._collect(position)
-                if state is not None:
-                    state.collect(kept)
+                state.collect(kept)
             self.world.barrier()
 
     def begin_launch(self) -> Checkpoint | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 
+import numpy as np
+
 from lacuna.basics.errors import UserError
 from lacuna.trainer.config.validation import validated
 from lacuna.trainer.methods import (
@@ -30,6 +32,7 @@ from lacuna.trainer.methods.role import method as role
 from lacuna.trainer.methods.soft_exposure import baselines as soft_exposure
 from lacuna.trainer.methods.soft_exposure import neighbors as se
 
+_GRID, _WIDTH = 14, 2048  # of an example: a ResNet-50 on 448-pixel images
 METHODS: dict[str, type[Method]] = {
     "bce": cole.Bce,
     "bce_ls": cole.BceSmoothed,
@@ -84,20 +87,30 @@ def build_method(body: dict, task: Task) -> Method:
         raise UserError(f"method.name = {name!r}: {hint}legal: {', '.join(METHODS)}.")
     kind = METHODS[name]
     method = kind(validated(kind.settings_type, body, f"method {name!r}"), task)
-    if kind.needs_full_labels and not task.fully_annotated:
+    needs = method.needs()
+    if needs.full_labels and not task.fully_annotated:
         raise UserError(f"method.name = {name!r} needs full labels, but the sidecar of data.train has unknown entries. "
                         "Use a fully annotated sidecar (data.train.labels=…), or a method for partial labels: 'an'.")
-    if kind.needs_negatives and not task.negatives.any():
+    if needs.negatives and not task.negatives.any():
         raise UserError(f"method.name = {name!r} needs verified negatives, but the sidecar of data.train has none. "
                         "Make one with `lacuna annotate … --scheme single_positive --negatives 1` (iu) or -1 (iun).")
-    if kind.needs_neighbors and body.get("neighbors") is None:
+    if needs.neighbors and body.get("neighbors") is None:
         raise UserError(f"method.name = {name!r} needs method.neighbors: what `lacuna neighbors` made for the shards, "
                         "labels and subset of data.train.")
-    if method.needs_scores and not method.settings.scores:  # type: ignore[attr-defined]
-        raise UserError(f"method.name = {name!r} needs tables of scores: {', '.join(method.needs_scores)}. Import them "
+    if needs.scores and not body.get("scores"):
+        raise UserError(f"method.name = {name!r} needs tables of scores: {', '.join(needs.scores)}. Import them "
                         "with `lacuna import-scores`, and set method.scores to the store's URL.")
-    if (method.needs_maps or method.needs_strong_view) and not task.grid:
-        wanted = "score maps" if method.needs_maps else "two views of an image"
+    if (needs.maps or needs.strong_view) and not task.grid:
+        wanted = "score maps" if needs.maps else "two views of an image"
         raise UserError(f"method.name = {name!r} needs {wanted}, which feature shards do not have. Use image shards, "
                         "or another method.")
     return method
+
+
+def example(name: str, classes: int = 80) -> Method:
+    """An instance for asking questions; settings without a default are 1, which neither needs nor shapes depend on."""
+    kind = METHODS[name]
+    required = {key: 1 for key, field in kind.settings_type.model_fields.items() if field.is_required()}
+    ones = np.ones(classes, np.int64)
+    task = Task(classes, 1, ones, ones, fully_annotated=True, grid=_GRID, full_positives=1.0, width=_WIDTH)
+    return kind(validated(kind.settings_type, {**required, "name": name}, f"method {name!r}"), task)

@@ -30,15 +30,14 @@ class AslSettings(Settings):
     """Differentiate the focal weight too (the authors train without)."""
 
 
-class Asl(Method):
+class Asl(Method[AslSettings]):
     """Focal losses with exponents of their own for positives and the rest, and a margin that frees the rest."""
 
     paper = "Ridnik et al., Asymmetric Loss for Multi-Label Classification, ICCV 2021"
     published: ClassVar = {"voc12": 87.76, "coco14": 68.78, "nus": 46.93, "cub": 18.81}
-    settings_type = AslSettings
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
-        settings: AslSettings = self.settings  # type: ignore[assignment]
+        settings = self.settings
         logits, is_positive = outputs.logits, positive(batch.labels)
         # What the focal weight is a power of: 1 − the probability of the label, taken from σ(−a) to keep its digits.
         miss = torch.where(is_positive, torch.sigmoid(-logits), F.relu(torch.sigmoid(logits) - settings.clip))

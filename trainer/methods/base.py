@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -17,10 +17,11 @@ from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from lacuna.data_pipelines.stream import Batch
 from lacuna.state_store import Field
+from lacuna.trainer.state_rows import NO_ROWS, Masked, StateRows
 from lacuna.trainer.world import World
 
 if TYPE_CHECKING:
-    from lacuna.trainer.sample_state import SampleState, StateRows
+    from lacuna.trainer.sample_state import NoState, SampleState
 
 
 class Settings(BaseModel):
@@ -49,11 +50,32 @@ class Task:
     data: dict[str, str] = field(default_factory=dict)  # fingerprints of the training data's index, labels and subset
 
 
-@dataclass
 class Outputs:
-    logits: torch.Tensor  # float32 [B, L]
-    maps: torch.Tensor | None = None  # float32 [B, L, G, G] score-map logits, if the method asked for them
-    features: torch.Tensor | None = None  # [B, D, G, G], or [B, D] for feature shards: what the head saw
+    """What the model said about a batch. Asking for a part that is not there is a mistake of the method's `needs`."""
+
+    def __init__(self, logits: torch.Tensor, maps: torch.Tensor | None = None, features: torch.Tensor | None = None):
+        self.logits = logits  # float32 [B, L]
+        self.parts = (logits, maps, features)
+
+    @property
+    def maps(self) -> torch.Tensor:
+        """float32 [B, L, G, G]: score-map logits."""
+        return _there(self.parts[1], "score maps: the method's needs() must ask for maps")
+
+    @property
+    def features(self) -> torch.Tensor:
+        """[B, D, G, G], or [B, D] for feature shards: what the head saw."""
+        return _there(self.parts[2], "features")
+
+
+def _there(tensor: torch.Tensor | None, what: str) -> torch.Tensor:
+    if tensor is None:
+        raise RuntimeError(f"these outputs have no {what}")
+    return tensor
+
+
+def _no_forward(inputs: torch.Tensor) -> Outputs:
+    raise RuntimeError("this step has no model to ask about further views")
 
 
 @dataclass(frozen=True)
@@ -66,8 +88,8 @@ class Step:
     epochs: int
     phase: int = 0
     number: int = 0  # optimizer steps of this phase before this one
-    state: StateRows | None = None  # the batch's rows of the method's fields
-    forward: Callable[[torch.Tensor], Outputs] | None = None  # for methods that look at further views of the batch
+    state: StateRows = NO_ROWS  # the batch's rows of the method's fields
+    forward: Callable[[torch.Tensor], Outputs] = _no_forward  # for methods that look at further views of the batch
 
 
 @dataclass(frozen=True)
@@ -79,7 +101,7 @@ class EpochStart:
     epochs: int
     overall: int  # counts epochs over all phases
     world: World
-    state: SampleState | None
+    state: SampleState | NoState
     scored: Callable[[], Iterator[Scored]]
     """A pass over this rank's share of all training samples: every sample once, in evaluation mode, without random
     augmentation. Go through it to its end; rows of the state may be read and written on the way."""
@@ -91,15 +113,7 @@ class Scored:
 
     batch: Batch
     outputs: Outputs
-    state: StateRows | None
-
-
-@dataclass
-class Masked:
-    """New values of a field, to be written only where `mask` (broadcastable to them) is true."""
-
-    values: torch.Tensor
-    mask: torch.Tensor
+    state: StateRows
 
 
 @dataclass
@@ -112,8 +126,30 @@ class LossTerms:
     metrics: dict[str, torch.Tensor] = field(default_factory=dict)  # values [B] whose means a run reports, by name
 
 
-class Method:
-    """Subclass, fill in `loss`, and add the class to METHODS. Losses are computed in float32 from logits."""
+@dataclass(frozen=True)
+class Needs:
+    """What a method asks of the data, the model and the loop; may depend on its settings."""
+
+    full_labels: bool = False
+    negatives: bool = False  # at least one verified negative
+    maps: bool = False  # score maps in the outputs, hence images
+    strong_view: bool = False  # a second view of every image by data.strong_augment, as batch.strong_view
+    same_crop: bool = False  # both views show the same cells: the strong one keeps the first one's crop and flip
+    backbone: bool = False  # does nothing for a classifier of which only the head learns
+    scored_pass: bool = False  # begin_epoch goes over all training samples (EpochStart.scored)
+    whole_batch: bool = False  # a term needs the global batch at once: two forwards with gradient accumulation
+    scores: tuple[str, ...] = ()  # imported score tables that `method.scores` must hold (score_table.py)
+    neighbors: bool = False  # the setting `neighbors` names what `lacuna neighbors` made
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+class Method(Generic[SettingsT]):
+    """Subclass `Method[YourSettings]`, fill in `loss`, and add the class to METHODS. Losses are float32, from logits.
+
+    A subclass of a finished method that has further settings names them with `settings_type = …`.
+    """
 
     settings_type: ClassVar[type[Settings]] = Settings
     paper: ClassVar[str] = ""
@@ -121,26 +157,17 @@ class Method:
     """Test mAP of the paper, end to end from one positive per image, by dataset: voc12, coco14, nus, cub."""
     class_state: ClassVar[dict[str, str]] = {}
     """What `state` holds once a run is under way, name → dtype and shape, for `lacuna methods`."""
-    batch_coupled: bool = False
-    """True if a term needs the whole global batch at once: with gradient accumulation there are two forwards."""
-    needs_maps: bool = False
-    needs_strong_view: bool = False
-    """True if the batch shall bring `strong`, a second view of every image by data.strong_augment."""
-    needs_same_crop: ClassVar[bool] = False
-    """True if both views must show the same cells: `strong` keeps the first view's crop and flip."""
-    needs_backbone: ClassVar[bool] = False
-    """True if the method does nothing for a classifier of which only the head learns."""
-    needs_full_labels: ClassVar[bool] = False
-    needs_negatives: ClassVar[bool] = False
-    needs_pass: ClassVar[bool] = False
-    """True if `begin_epoch` goes over all training samples (EpochStart.scored); for `lacuna methods`."""
-    needs_scores: ClassVar[tuple[str, ...]] = ()
-    """Names of the imported score tables that `method.scores` must hold (score_table.py)."""
-    needs_neighbors: ClassVar[bool] = False
-    """True if the setting `neighbors` must name what `lacuna neighbors` made."""
 
-    def __init__(self, settings: Settings, task: Task):
+    def __init_subclass__(cls) -> None:
+        given = [kind for base in cls.__dict__.get("__orig_bases__", ()) for kind in get_args(base)]
+        if given and isinstance(given[0], type) and "settings_type" not in cls.__dict__:
+            cls.settings_type = given[0]
+
+    def __init__(self, settings: SettingsT, task: Task):
         self.settings, self.task = settings, task
+
+    def needs(self) -> Needs:
+        return Needs()
 
     def fields(self) -> list[Field]:
         """What the method remembers about every sample; an empty list needs no store."""

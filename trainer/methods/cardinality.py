@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lacuna.trainer.methods.base import positive, unknown
+from lacuna.trainer.methods.base import EpochStart, positive, unknown
 from lacuna.trainer.metrics.exchange import Peers
-from lacuna.trainer.sample_state import SampleState, StateRows
+from lacuna.trainer.state_rows import StateRows
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class Cardinalities:
         return positive(labels) | (best & unknown(labels))
 
 
-def matched(state: SampleState, field: str, shares: tuple[float, ...]) -> Cardinalities:
+def matched(start: EpochStart, field: str, shares: tuple[float, ...]) -> Cardinalities:
     """Deal the numbers of positives out; 16 bytes a sample are held on every rank meanwhile."""
-    world, longest = state.world, state.session.schema.max_rows
+    world, longest = start.world, start.state.longest
 
     def sums(shard: int, rows: np.ndarray, scores: np.ndarray) -> np.ndarray:
         return np.stack([scores.astype(np.int64).sum(1), shard * longest + rows], 1)
 
-    parts = list(state.map_rows(field, sums))
+    parts = list(start.state.map_rows([field], sums))
     mine = np.concatenate(parts) if parts else np.zeros((0, 2), np.int64)
     every = np.concatenate(Peers(world.control if world.size > 1 else None).gather(mine)).reshape(-1, 2)
     every = every[np.lexsort((every[:, 1], every[:, 0]))]

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.stream import Batch
-from lacuna.trainer.methods.base import EpochStart, LossTerms, Outputs, Step, negative, positive
+from lacuna.trainer.methods.base import EpochStart, LossTerms, Needs, Outputs, Step, Task, negative, positive
 from lacuna.trainer.methods.score_table import ScoreSettings, TableMethod
 
 
@@ -40,7 +40,7 @@ class CcdSettings(ScoreSettings):
     """Weight of images with an entropy above max_entropy (authors, VOC: 1; the code's default: 0.1)."""
 
 
-class Ccd(TableMethod):
+class Ccd(TableMethod[CcdSettings]):
     """Soft targets from debiased scores; known labels win over them (the paper has no labels at all).
 
     Not here: crops chosen by the classifier's own activation maps, which need the vision-language model while it
@@ -48,35 +48,29 @@ class Ccd(TableMethod):
     """
 
     paper = "Kim and Shim, Classifier-Guided CLIP Distillation for Unsupervised Multi-Label Classification, CVPR 2025"
-    settings_type = CcdSettings
     class_state: ClassVar = {"bias": "float32 [L]"}
     bias: torch.Tensor | None = None
 
-    @property
-    def needs_scores(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("scores", "crop_max") if self.settings.crops else ("scores",)  # type: ignore[attr-defined]
+    def __init__(self, settings: CcdSettings, task: Task):
+        super().__init__(settings, task)
+        self.tables = ("scores", "crop_max") if settings.crops else ("scores",)
 
-    @property
-    def needs_strong_view(self) -> bool:  # type: ignore[override]
-        return self.settings.consistency > 0  # type: ignore[attr-defined]
+    def needs(self) -> Needs:
+        return Needs(scores=self.tables, strong_view=self.settings.consistency > 0)
 
     def begin_epoch(self, start: EpochStart) -> None:
         if self.bias is not None:
             return
-        assert start.state is not None
-        world, keep = start.world, self.settings.max_entropy  # type: ignore[attr-defined]
-        sums = np.zeros((2, self.task.classes))
-        for part in start.state.map_rows("scores", lambda _, rows, scores: top_sums(scores, keep)):
-            sums += part
-        total, count = world.global_sum(torch.from_numpy(sums).to(world.device)).cpu()
+        keep = self.settings.max_entropy
+        total, count = start.state.sum_rows(["scores"], (2, self.task.classes),
+                                            lambda shard, rows, scores: top_sums(scores, keep))
         if (total < 0).any():
             raise UserError("method 'ccd' divides by mean scores, so they must not be negative: import probabilities.")
         # A class that is never on top has no bias to remove.
         self.bias = torch.where((count > 0) & (total > 0), total / count.clamp(min=1), 1.0).float()
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
-        settings: CcdSettings = self.settings  # type: ignore[assignment]
-        assert step.state is not None
+        settings = self.settings
         late = step.epoch >= settings.late_epoch
         scores = step.state.read("scores").float()
         target = self._debiased(scores).clamp(max=1)
@@ -88,15 +82,13 @@ class Ccd(TableMethod):
         if late and settings.unsure_weight < 1:
             loss = torch.where(entropy(scores) > settings.max_entropy, settings.unsure_weight * loss, loss)
         if late and settings.consistency:
-            assert step.forward is not None
-            assert batch.strong is not None
-            strong = step.forward(batch.strong).logits
+            strong = step.forward(batch.strong_view).logits
             loss = loss + settings.consistency * cross_entropy(strong, torch.sigmoid(outputs.logits.detach()))
         return LossTerms(loss)
 
     def _debiased(self, scores: torch.Tensor) -> torch.Tensor:
         assert self.bias is not None
-        floor = self.settings.floor  # type: ignore[attr-defined]
+        floor = self.settings.floor
         return scores.clamp(min=floor) / self.bias.to(scores.device)
 
     def state(self) -> dict[str, torch.Tensor]:

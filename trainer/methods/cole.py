@@ -15,6 +15,7 @@ from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.methods.base import (
     LossTerms,
     Method,
+    Needs,
     Outputs,
     Settings,
     Step,
@@ -38,8 +39,10 @@ class Bce(Method):
 
     paper = _PAPER
     published: ClassVar = {"voc12": 89.1, "coco14": 75.8, "nus": 52.6, "cub": 32.1}
-    needs_full_labels = True
     smoothing = 0.0
+
+    def needs(self) -> Needs:
+        return Needs(full_labels=True)
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
         as_positive, as_negative = log_loss(outputs.logits)
@@ -68,14 +71,18 @@ class AssumeNegative(Bce):
     """AN: unknown counts as negative."""
 
     published: ClassVar = {"voc12": 85.1, "coco14": 64.1, "nus": 42.0, "cub": 19.1}
-    needs_full_labels = False
+
+    def needs(self) -> Needs:
+        return Needs()
 
 
 class AssumeNegativeSmoothed(BceSmoothed):
     """AN-LS: AN with smoothed targets."""
 
     published: ClassVar = {"voc12": 86.7, "coco14": 66.9, "nus": 44.9, "cub": 17.9}
-    needs_full_labels = False
+
+    def needs(self) -> Needs:
+        return Needs()
 
 
 class WeakAssumeNegative(Method):
@@ -95,7 +102,9 @@ class IgnoreUnknown(Method):
 
     paper = _PAPER
     published: ClassVar = {"voc12": 83.2, "coco14": 59.7, "nus": 42.9, "cub": 17.9}
-    needs_negatives = True
+
+    def needs(self) -> Needs:
+        return Needs(negatives=True)
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
         as_positive, as_negative = log_loss(outputs.logits)
@@ -129,17 +138,18 @@ class ExpectedPositivesSettings(Settings):
     fully labelled ones (data.fully_labelled, or val)."""
 
 
-class ExpectedPositives(Method):
+class ExpectedPositives(Method[ExpectedPositivesSettings]):
     """EPR: positives only, plus a pull of the predicted number of positives towards k over the *global* batch."""
 
     paper = _PAPER
-    settings_type = ExpectedPositivesSettings
     published: ClassVar = {"voc12": 85.5, "coco14": 63.3, "nus": 46.0, "cub": 20.0}
-    batch_coupled = True
 
     def __init__(self, settings: ExpectedPositivesSettings, task: Task):
         super().__init__(settings, task)
         self.k = expected_positives(settings.expected_positives, task)
+
+    def needs(self) -> Needs:
+        return Needs(whole_batch=True)
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
         as_positive, _ = log_loss(outputs.logits)

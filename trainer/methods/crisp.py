@@ -18,7 +18,17 @@ import torch
 from pydantic import Field
 
 from lacuna.data_pipelines.stream import Batch
-from lacuna.trainer.methods.base import EpochStart, LossTerms, Method, Outputs, Settings, Step, negative, positive
+from lacuna.trainer.methods.base import (
+    EpochStart,
+    LossTerms,
+    Method,
+    Needs,
+    Outputs,
+    Settings,
+    Step,
+    negative,
+    positive,
+)
 from lacuna.trainer.methods.cole import log_loss
 
 log = logging.getLogger("lacuna")
@@ -44,7 +54,7 @@ class CrispSettings(Settings):
     most often has none (COCO features, batch 16: 42 mAP instead of 50)."""
 
 
-class Crisp(Method):
+class Crisp(Method[CrispSettings]):
     """Priors and risk; a verified negative adds its absolute loss p/L.
 
     Not here: the final logit bias λ·b_j of the paper's last equations, whose values cannot be recovered from it.
@@ -52,14 +62,14 @@ class Crisp(Method):
 
     paper = "Liu et al., Can Class-Priors Help Single-Positive Multi-Label Learning?, arXiv 2023"
     published: ClassVar = {"voc12": 89.82, "coco14": 74.64, "nus": 50.00, "cub": 21.65}
-    settings_type = CrispSettings
     class_state: ClassVar = {"priors": "float32 [L]"}
-    batch_coupled = True
-    needs_pass = True
     priors: torch.Tensor | None = None  # float32 [L]; None: warm-up
 
+    def needs(self) -> Needs:
+        return Needs(whole_batch=True, scored_pass=True)
+
     def begin_epoch(self, start: EpochStart) -> None:
-        settings: CrispSettings = self.settings  # type: ignore[assignment]
+        settings = self.settings
         late = start.overall - settings.warmup_epochs
         if late < 0 or (late % settings.every and self.priors is not None):
             return
@@ -89,7 +99,7 @@ class Crisp(Method):
 
     def _annotated(self, in_batch: torch.Tensor, step: Step) -> torch.Tensor:
         """What the sum over S_j is divided by, [L]."""
-        if self.settings.positive_mean == "batch":  # type: ignore[attr-defined]
+        if self.settings.positive_mean == "batch":
             return in_batch.clamp(min=1)
         share = torch.as_tensor(self.task.positives / max(1, self.task.samples))
         return (share.to(in_batch.device, in_batch.dtype) * step.samples).clamp(min=1e-12)

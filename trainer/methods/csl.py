@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from pydantic import Field, model_validator
 
 from lacuna.data_pipelines.stream import Batch
-from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, Task, positive, unknown
+from lacuna.trainer.methods.base import LossTerms, Method, Needs, Outputs, Settings, Step, Task, positive, unknown
 from lacuna.trainer.methods.known_gradient import WithGradient, cached_blocks, numbers
 from lacuna.trainer.methods.top_entries import global_top, top_entries
 from lacuna.trainer.priors import read_prior
@@ -66,14 +66,13 @@ class CslSettings(Settings):
         return self
 
 
-class Csl(Method):
+class Csl(Method[CslSettings]):
     """P-ASL: focal losses with exponents of their own for positives, negatives and unknown entries. In `selective`
     mode unknown entries are negatives, unless this image's prediction or the class's prior says that they may not be.
     """
 
     paper = ("Ben-Baruch et al., Multi-label Classification with Partial Annotations using Class-aware Selective "
              "Loss, CVPR 2022")
-    settings_type = CslSettings
     settings: CslSettings
 
     def __init__(self, settings: CslSettings, task: Task):
@@ -83,9 +82,12 @@ class Csl(Method):
             prior = read_prior(settings.prior, task.classes, task.class_names, task.class_ids)
             self.prior = torch.from_numpy(prior).float()
 
-    @property
-    def batch_coupled(self) -> bool:  # type: ignore[override]
+    def needs(self) -> Needs:
         """Only the released code's budget looks across images."""
+        return Needs(whole_batch=self.over_the_batch)
+
+    @property
+    def over_the_batch(self) -> bool:
         return self.settings.mode == "selective" and self.settings.budget == "batch"
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -98,7 +100,7 @@ class Csl(Method):
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
         logits, labels = outputs.logits, batch.labels
         with torch.no_grad():
-            kept = self._kept_of_batch(logits, labels, step) if self.batch_coupled else None
+            kept = self._kept_of_batch(logits, labels, step) if self.over_the_batch else None
             per_sample, gradient = torch.empty_like(logits[:, 0]), torch.empty_like(logits)
             for rows in cached_blocks(logits):
                 per_sample[rows] = self._rows_loss(logits[rows], labels[rows], None if kept is None else kept[rows],

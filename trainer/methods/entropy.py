@@ -23,6 +23,7 @@ from lacuna.trainer.methods.base import (
     LossTerms,
     Masked,
     Method,
+    Needs,
     Outputs,
     Settings,
     Step,
@@ -41,7 +42,7 @@ class EntropySettings(Settings):
     """α: COCO and NUS 0.1, VOC 0.2, CUB 0.01."""
 
 
-class EntropyMaximization(Method):
+class EntropyMaximization(Method[EntropySettings]):
     """Positives as usual, unknown entries pushed towards p = ½. A verified negative (the paper has none) is −ln(1 − p).
 
     For thresholded metrics use 0.75: unknown entries settle near 0.5.
@@ -49,10 +50,9 @@ class EntropyMaximization(Method):
 
     paper = PAPER
     published: ClassVar = {"voc12": 89.09, "coco14": 70.70, "nus": 47.15, "cub": 20.85}
-    settings_type: ClassVar[type[Settings]] = EntropySettings
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
-        settings: EntropySettings = self.settings  # type: ignore[assignment]
+        settings = self.settings
         return LossTerms(entropy_entries(outputs.logits, batch.labels, settings.entropy_weight).mean(1))
 
 
@@ -90,8 +90,8 @@ class PseudoNegatives(EntropyMaximization):
 
     published: ClassVar = {"voc12": 89.19, "coco14": 70.87, "nus": 47.59, "cub": 21.84}
     settings_type = PseudoNegativeSettings
+    settings: PseudoNegativeSettings
     class_state = CUTOFF_STATE
-    needs_pass = True
     cutoffs: Cutoffs | None = None
 
     def fields(self) -> list[StateField]:
@@ -102,27 +102,27 @@ class PseudoNegatives(EntropyMaximization):
         counts[:, 128] = self.task.samples - self.task.negatives  # every entry in the ranking starts at 0, mid-range
         return {"score": counts}
 
+    def needs(self) -> Needs:
+        return Needs(scored_pass=True)
+
     def quotas(self, epochs: int) -> np.ndarray:
         """M_i."""
-        settings: PseudoNegativeSettings = self.settings  # type: ignore[assignment]
+        settings = self.settings
         unknowns = self.task.samples - self.task.positives - self.task.negatives
         return (settings.proportion * unknowns / max(1, epochs - settings.warmup_epochs)).astype(np.int64)
 
     def begin_epoch(self, start: EpochStart) -> None:
         self.cutoffs = None
-        if start.epoch < self.settings.warmup_epochs:  # type: ignore[attr-defined]
+        if start.epoch < self.settings.warmup_epochs:
             return
-        assert start.state is not None
         for scored in start.scored():
-            assert scored.state is not None
             score = -scored.outputs.logits.clamp(-_LARGEST, _LARGEST) + _APART
             candidate = unknown(scored.batch.labels) & (scored.state.read("score") > -1)
             scored.state.write({"score": Masked(score, candidate)})
         self.cutoffs = start.state.cutoffs("score", self.quotas(start.epochs), start.overall)
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
-        settings: PseudoNegativeSettings = self.settings  # type: ignore[assignment]
-        assert step.state is not None
+        settings = self.settings
         score, rows = step.state.read("score"), {}
         if self.cutoffs is not None:
             chosen = step.state.selected("score", self.cutoffs) & unknown(batch.labels) & (score > 1)

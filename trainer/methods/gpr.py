@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 
 from lacuna.data_pipelines.stream import Batch
-from lacuna.trainer.methods.base import LossTerms, Outputs, Settings, Step, Task, expected_positives, positive
+from lacuna.trainer.methods.base import LossTerms, Needs, Outputs, Step, Task, expected_positives, positive
 from lacuna.trainer.methods.cole import expected_positives_penalty
 from lacuna.trainer.methods.gr import GrSettings, Schedule, known_or, pseudo_positive_entries, robust_entries
 from lacuna.trainer.methods.score_table import PseudoPositiveSettings, TableMethod, pseudo_positives
@@ -41,23 +41,23 @@ class GprSettings(PseudoPositiveSettings, GrSettings):
     """k (VOC 1.5, COCO 2.9, NUS 1.9, CUB 31.4); by default that of the validation images."""
 
 
-class Gpr(TableMethod):
+class Gpr(TableMethod[GprSettings]):
     """GR, and what a table calls positive. Any table will do: a vision-language model's scores, or another run's."""
 
     paper = _PAPER
-    settings_type: ClassVar[type[Settings]] = GprSettings
-    batch_coupled = True
 
     def __init__(self, settings: GprSettings, task: Task):
         super().__init__(settings, task)
         self.k = expected_positives(settings.expected_positives, task) if settings.regularizer else 0.0
 
+    def needs(self) -> Needs:
+        return Needs(scores=self.tables, whole_batch=True)
+
     def scores(self, labels: torch.Tensor, step: Step) -> torch.Tensor:
-        assert step.state is not None
         return step.state.read("scores")
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
-        settings: GprSettings = self.settings  # type: ignore[assignment]
+        settings = self.settings
         logits, schedule = outputs.logits, Schedule.at(settings, step.epoch, step.epochs)
         chosen = pseudo_positives(self.scores(batch.labels, step), batch.labels, settings.threshold, settings.top_k)
         pseudo = pseudo_positive_entries(logits, schedule, settings.most, settings.least, settings.target)
@@ -84,12 +84,12 @@ class Aevlp(Gpr):
 
     published: ClassVar = {"voc12": 90.46, "coco14": 73.54, "nus": 50.70, "cub": 24.89}
     settings_type = AevlpSettings
-    needs_scores = ("global", "crop_max", "crop_min")
+    tables = ("global", "crop_max", "crop_min")
+    settings: AevlpSettings
 
     def scores(self, labels: torch.Tensor, step: Step) -> torch.Tensor:
-        assert step.state is not None
-        whole, best, worst = (step.state.read(name) for name in self.needs_scores)
-        return damp_scores(whole, best, worst, labels, self.settings.eta)  # type: ignore[attr-defined]
+        whole, best, worst = (step.state.read(name) for name in self.tables)
+        return damp_scores(whole, best, worst, labels, self.settings.eta)
 
 
 def damp_scores(whole: torch.Tensor, best: torch.Tensor, worst: torch.Tensor, labels: torch.Tensor,

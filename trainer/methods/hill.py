@@ -30,15 +30,14 @@ class HillSettings(FocalMarginSettings):
     """λ of the negatives' loss (λ − p)·p²: at 1.5 its gradient vanishes again as p → 1."""
 
 
-class Hill(Method):
+class Hill(Method[HillSettings]):
     """Focal margin loss on positives; on the rest a loss that forgives confident predictions."""
 
     paper = _PAPER
     published: ClassVar = {"voc12": 87.8, "coco14": 73.2}  # another split of NUS
-    settings_type = HillSettings
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
-        settings: HillSettings = self.settings  # type: ignore[assignment]
+        settings = self.settings
         p = torch.sigmoid(outputs.logits)
         entries = torch.where(positive(batch.labels), focal(outputs.logits - settings.margin, settings.gamma),
                               (settings.hill - p) * p**2)
@@ -52,7 +51,7 @@ class SplcSettings(FocalMarginSettings):
     """Epochs of the phase before the first correction."""
 
 
-class Splc(Method):
+class Splc(Method[SplcSettings]):
     """Focal margin loss in which confident unknown entries count as positives of this batch; nothing is stored.
 
     A corrected entry has no margin. A verified negative is never corrected; the published data have none.
@@ -60,14 +59,13 @@ class Splc(Method):
 
     paper = _PAPER
     published: ClassVar = {"voc12": 88.1, "coco14": 73.2}  # another split of NUS
-    settings_type: ClassVar[type[Settings]] = SplcSettings
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
         return LossTerms(self.entries(outputs.logits, batch.labels, step.epoch).sum(1) * step.samples)
 
     def entries(self, logits: torch.Tensor, labels: torch.Tensor, epoch: int) -> torch.Tensor:
         """Losses [B, L]."""
-        settings: SplcSettings = self.settings  # type: ignore[assignment]
+        settings = self.settings
         is_positive = positive(labels)
         logits = torch.where(is_positive, logits - settings.margin, logits)
         if epoch >= settings.first_epoch:

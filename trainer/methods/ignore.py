@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from lacuna.data_pipelines.stream import Batch
-from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, Task, positive, unknown
+from lacuna.trainer.methods.base import LossTerms, Method, Needs, Outputs, Settings, Step, Task, positive, unknown
 from lacuna.trainer.methods.cole import log_loss
 
 
@@ -35,7 +35,7 @@ class IgnoreSettings(Settings):
     """Epochs of the phase before the first rejection."""
 
 
-class Ignore(Method):
+class Ignore(Method[IgnoreSettings]):
     """Repaired where the released code goes wrong: maps are normalised per image to (map − min)/(max − min) (released:
     over the batch, divided by the maximum), and a batch without positives is a batch like any other.
 
@@ -45,28 +45,24 @@ class Ignore(Method):
 
     paper = ("Song et al., IGNORE: Information Gap-Based False Negative Loss Rejection for Single Positive Multi-Label "
              "Learning, ECCV 2024")
-    settings_type = IgnoreSettings
     class_state: ClassVar = {"gap": "float32 [1]", "logits": "float32 [L]"}
-    needs_maps = True
-    needs_strong_view = True
-    batch_coupled = True
 
     def __init__(self, settings: IgnoreSettings, task: Task):
         super().__init__(settings, task)
         self.gap, self.logits = torch.zeros(1), torch.zeros(task.classes)
 
+    def needs(self) -> Needs:
+        return Needs(maps=True, strong_view=True, whole_batch=True)
+
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
-        settings: IgnoreSettings = self.settings  # type: ignore[assignment]
-        assert step.forward is not None
-        assert outputs.maps is not None
-        assert batch.strong is not None
+        settings = self.settings
         is_positive, logits = positive(batch.labels), outputs.logits
         with torch.no_grad():
             shown = kept_pixels(outputs.maps, is_positive, batch.inputs.shape[-1], settings.keep)
             blank = torch.tensor(self.task.blank, dtype=torch.uint8, device=shown.device).view(3, 1, 1)
             hidden = torch.where(shown, batch.inputs.to(shown.device, non_blocking=True), blank)
             gap = (logits - step.forward(hidden).logits).abs()
-        strong = step.forward(batch.strong).logits
+        strong = step.forward(batch.strong_view).logits
         annotated = self._average(gap, logits.detach(), is_positive, step)
         rejected = torch.zeros_like(is_positive)
         if step.epoch >= settings.first_epoch:
@@ -82,7 +78,7 @@ class Ignore(Method):
 
     def _average(self, gap: torch.Tensor, logits: torch.Tensor, is_positive: torch.Tensor, step: Step) -> torch.Tensor:
         """Move both running means; the number of annotated positives of the global batch."""
-        mu = self.settings.momentum  # type: ignore[attr-defined]
+        mu = self.settings.momentum
         at_positives = torch.stack([torch.where(is_positive, gap, 0.0).sum(), is_positive.sum().to(gap.dtype)])
         sums = step.world.global_sum(torch.cat([logits.sum(0), at_positives]))
         if sums[-1] > 0:

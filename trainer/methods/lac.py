@@ -19,7 +19,7 @@ from torch import nn
 
 from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.methods.all_ranks import rows_of_all_ranks
-from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, Task, negative, positive
+from lacuna.trainer.methods.base import LossTerms, Method, Needs, Outputs, Settings, Step, Task, negative, positive
 from lacuna.trainer.methods.large_loss import assume_negative
 from lacuna.trainer.methods.top_entries import global_top
 
@@ -44,7 +44,7 @@ class LacSettings(Settings):
     """Width of the contrasted features."""
 
 
-class Lac(Method):
+class Lac(Method[LacSettings]):
     """Label-aware global consistency on the 1×1 head.
 
     Replaced: the published head attends to features with a query per class (Query2Label). Here a class's feature is the
@@ -55,11 +55,7 @@ class Lac(Method):
     paper = ("Xie et al., Label-Aware Global Consistency for Multi-Label Learning with Single Positive Labels, "
              "NeurIPS 2022")
     published: ClassVar = {"voc12": 88.02, "coco14": 70.42, "nus": 46.21, "cub": 21.84}  # re-run in CRISP's paper
-    settings_type = LacSettings
     class_state: ClassVar = {"queue": "float32 [512, 2, 128]", "classes": "int64 [512]", "pointer": "int64 [1]"}
-    needs_maps = True
-    needs_strong_view = True
-    batch_coupled = True
 
     def __init__(self, settings: LacSettings, task: Task):
         super().__init__(settings, task)
@@ -67,14 +63,15 @@ class Lac(Method):
         self.projector = nn.Sequential(nn.Linear(task.width, task.width), nn.ReLU(),
                                        nn.Linear(task.width, settings.embedding))
 
+    def needs(self) -> Needs:
+        return Needs(maps=True, strong_view=True, whole_batch=True)
+
     def module(self) -> nn.Module:
         return self.projector
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
-        settings: LacSettings = self.settings  # type: ignore[assignment]
-        assert step.forward is not None
-        assert batch.strong is not None
-        strong = step.forward(batch.strong)
+        settings = self.settings
+        strong = step.forward(batch.strong_view)
         started = step.phase >= settings.contrast_phase
         threshold = settings.contrast_threshold if started else settings.threshold
         sure = torch.sigmoid(outputs.logits.detach()) + positive(batch.labels)
@@ -91,7 +88,7 @@ class Lac(Method):
 
         The projector runs even without entries: every parameter has a gradient on every rank.
         """
-        size = self.settings.queue  # type: ignore[attr-defined]
+        size = self.settings.queue
         places, chosen = global_top(torch.where(sure >= threshold, sure, -torch.inf), size, step.world)
         mine = places[chosen].sort().values
         rows, classes = mine // sure.shape[1], mine % sure.shape[1]
@@ -137,8 +134,6 @@ def agreement(strong: torch.Tensor, sure: torch.Tensor, threshold: float, step: 
 
 def attended(view: Outputs, rows: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
     """[M, D]: for each (image, class) the features under the class's attention."""
-    assert view.maps is not None
-    assert view.features is not None
     weights = view.maps[rows, classes].flatten(1).softmax(1)  # [M, cells]
     features = view.features.to(weights.dtype).flatten(2)  # [B, D, cells]
     # Image by image: features of every entry at once would be M copies of a feature map.

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from lacuna.data_pipelines.stream import Batch
 from lacuna.state_store import Field as StateField
-from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, positive, unknown
+from lacuna.trainer.methods.base import LossTerms, Method, Needs, Outputs, Settings, Step, positive, unknown
 from lacuna.trainer.methods.corrected import CORRECTED, corrected_field, with_corrected
 from lacuna.trainer.methods.top_entries import global_cutoff
 
@@ -29,23 +29,24 @@ class RejectSettings(Settings):
     """Δ: the modified share grows by this much an epoch (authors: VOC 0.2, COCO, NUS and CUB 0.4)."""
 
 
-class CorrectSettings(Settings):
+class CorrectSettings(RejectSettings):
     delta_percent: float = Field(0.2, gt=0, le=100)
     """Δ: the modified share grows by this much an epoch (authors: VOC, COCO and NUS 0.2, CUB 0.4)."""
 
 
-class PermanentSettings(Settings):
+class PermanentSettings(CorrectSettings):
     delta_percent: float = Field(0.2, gt=0, le=100)
     """Δ: the share that is corrected in every step after the first epoch (authors: VOC 0.1, COCO, NUS and CUB 0.2)."""
 
 
-class Reject(Method):
+class Reject(Method[RejectSettings]):
     """LL-R: large losses are set to 0. The first epoch of a phase is plain AN."""
 
     paper = PAPER
     published: ClassVar = {"voc12": 89.2, "coco14": 71.0, "nus": 47.4, "cub": 19.5}
-    settings_type: ClassVar[type[Settings]] = RejectSettings
-    batch_coupled = True
+
+    def needs(self) -> Needs:
+        return Needs(whole_batch=True)
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
         entries, _ = self.modify(outputs.logits, batch.labels, step)
@@ -62,7 +63,7 @@ class Reject(Method):
 
     def modified(self, step: Step) -> int:
         """k: how many entries of the global batch are modified."""
-        share = step.epoch * self.settings.delta_percent / 100  # type: ignore[attr-defined]
+        share = step.epoch * self.settings.delta_percent / 100
         return modified_entries(step.samples * self.task.classes, share)
 
     def replacement(self, logits: torch.Tensor) -> torch.Tensor:
@@ -73,7 +74,7 @@ class CorrectTemporarily(Reject):
     """LL-Ct: entries with large losses count as positives in this step."""
 
     published: ClassVar = {"voc12": 89.0, "coco14": 70.5, "nus": 48.0, "cub": 20.4}
-    settings_type: ClassVar[type[Settings]] = CorrectSettings
+    settings_type = CorrectSettings
 
     def replacement(self, logits: torch.Tensor) -> torch.Tensor:
         return -F.logsigmoid(logits)
@@ -93,13 +94,12 @@ class CorrectPermanently(CorrectTemporarily):
         return [corrected_field(self.task.classes)]
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
-        assert step.state is not None
         corrected = step.state.read(CORRECTED)
         entries, large = self.modify(outputs.logits, with_corrected(batch.labels, corrected), step)
         return LossTerms(entries.mean(1), rows={} if large is None else {CORRECTED: corrected | large})
 
     def modified(self, step: Step) -> int:
-        share = min(step.epoch, 1) * self.settings.delta_percent / 100  # type: ignore[attr-defined]
+        share = min(step.epoch, 1) * self.settings.delta_percent / 100
         return modified_entries(step.samples * self.task.classes, share)
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from lacuna.data_pipelines.stream import Batch
 from lacuna.state_store import Field as StateField
-from lacuna.trainer.methods.base import EpochStart, LossTerms, Method, Outputs, Settings, Step, positive, unknown
+from lacuna.trainer.methods.base import EpochStart, LossTerms, Method, Needs, Outputs, Settings, Step, positive, unknown
 from lacuna.trainer.methods.cole import log_loss
 from lacuna.trainer.methods.corrected import CORRECTED, corrected_field, with_corrected
 
@@ -24,7 +24,7 @@ class MimeSettings(Settings):
     """Epochs of the phase before the first pseudo-labels (VOC 2, COCO and NUS 5, CUB 15)."""
 
 
-class Mime(Method):
+class Mime(Method[MimeSettings]):
     """Permanent pseudo-positives from a pass over all samples before every epoch after the warm-up.
 
     An approximation: the paper's variational head (label embeddings by attention, sampled, with an information
@@ -34,25 +34,24 @@ class Mime(Method):
 
     paper = "Liu et al., Revisiting Pseudo-Label for Single-Positive Multi-Label Learning, ICML 2023"
     published: ClassVar = {"voc12": 89.20, "coco14": 72.92, "nus": 48.74, "cub": 21.89}
-    settings_type = MimeSettings
-    needs_pass = True
 
     def fields(self) -> list[StateField]:
         return [corrected_field(self.task.classes)]
 
+    def needs(self) -> Needs:
+        return Needs(scored_pass=True)
+
     def begin_epoch(self, start: EpochStart) -> None:
-        settings: MimeSettings = self.settings  # type: ignore[assignment]
+        settings = self.settings
         if start.epoch < settings.warmup_epochs:
             return
         for scored in start.scored():
-            assert scored.state is not None
             before = scored.state.read(CORRECTED)
             sure = unknown(scored.batch.labels) & (torch.sigmoid(scored.outputs.logits) > settings.threshold)
             if bool((sure & ~before).any()):  # a shard without news is not written again
                 scored.state.write({CORRECTED: before | sure})
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
-        assert step.state is not None
         labels = with_corrected(batch.labels, step.state.read(CORRECTED))
         as_positive, as_negative = log_loss(outputs.logits)
         return LossTerms(torch.where(positive(labels), as_positive, as_negative).mean(1))

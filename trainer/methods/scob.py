@@ -23,9 +23,9 @@ from torch import nn
 
 from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.methods.all_ranks import rows_of_all_ranks
-from lacuna.trainer.methods.base import EpochStart, LossTerms, Outputs, Step, Task, positive
+from lacuna.trainer.methods.base import EpochStart, LossTerms, Needs, Outputs, Step, Task, positive
 from lacuna.trainer.methods.role.method import EstimateSettings, Role
-from lacuna.trainer.sample_state import SampleState
+from lacuna.trainer.sample_state import NoState, SampleState
 
 
 class ScobSettings(EstimateSettings):
@@ -58,12 +58,9 @@ class Scob(Role):
     paper = "Chen et al., Semantic Contrastive Bootstrapping for Single-Positive Multi-Label Recognition, IJCV 2023"
     published: ClassVar = {}
     settings_type = ScobSettings
+    settings: ScobSettings
     class_state: ClassVar = {"phase_steps": "int64 [finished phases]", "surest": "float32 [L, D]",
                              "surest_logit": "float32 [L]", "correlation": "float32 [L, L]"}
-    needs_maps = True
-    needs_strong_view = True
-    needs_same_crop = True
-    needs_backbone = True
 
     def __init__(self, settings: ScobSettings, task: Task):
         super().__init__(settings, task)
@@ -71,6 +68,9 @@ class Scob(Role):
                                        nn.Linear(task.width, task.width))
         self.correlation = torch.eye(task.classes)
         self._forget()
+
+    def needs(self) -> Needs:
+        return Needs(maps=True, strong_view=True, same_crop=True, backbone=True, whole_batch=True)
 
     def _forget(self) -> None:
         self.surest = torch.zeros(self.task.classes, self.task.width)  # e_j
@@ -82,17 +82,12 @@ class Scob(Role):
     def begin_epoch(self, start: EpochStart) -> None:
         super().begin_epoch(start)
         self._forget()
-        settings: ScobSettings = self.settings  # type: ignore[assignment]
+        settings = self.settings
         if settings.correlation and start.phase >= settings.contrast_phase:
-            assert start.state is not None
-            self.correlation = estimated_correlation(start.state)
+            self.correlation = estimated_correlation(start.state, self.task.classes)
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
-        settings: ScobSettings = self.settings  # type: ignore[assignment]
-        assert step.forward is not None
-        assert outputs.maps is not None
-        assert outputs.features is not None
-        assert batch.strong is not None
+        settings = self.settings
         terms = super().loss(outputs, batch, step)
         if step.phase < settings.contrast_phase:  # every parameter has a gradient on every rank
             terms.per_sample = terms.per_sample + self.projector(outputs.logits.new_zeros((0, self.task.width))).sum()
@@ -101,8 +96,7 @@ class Scob(Role):
         sure, classes = torch.where(is_positive, logits, -torch.inf).max(1)
         anchored = is_positive.any(1)
         seen = seen_cells(outputs.maps.detach(), classes, settings.keep)
-        strong = step.forward(batch.strong).features
-        assert strong is not None
+        strong = step.forward(batch.strong_view).features
         own = mean_over(outputs.features.detach().to(logits.dtype), seen)
         query = self.projector(mean_over(strong.to(logits.dtype), seen))
         entries = self._contrast(query, own, classes)
@@ -114,7 +108,7 @@ class Scob(Role):
 
     def _contrast(self, query: torch.Tensor, own: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
         """[B]: h(f') of every image against its f and the surest of every class."""
-        temperature = self.settings.temperature  # type: ignore[attr-defined]
+        temperature = self.settings.temperature
         query = F.normalize(query, dim=1)
         same = 1 + (query * F.normalize(own, dim=1)).sum(1)
         others = 1 + query @ F.normalize(self.surest.to(query), dim=1).T
@@ -142,17 +136,13 @@ class Scob(Role):
         self.surest, self.surest_logit, self.correlation = (state[name] for name in own)
 
 
-def estimated_correlation(state: SampleState) -> torch.Tensor:
+def estimated_correlation(state: SampleState | NoState, classes: int) -> torch.Tensor:
     """float32 [L, L]: r, from the estimates of all training samples as they were last written."""
     def products(shard: int, rows: np.ndarray, phi: np.ndarray) -> np.ndarray:
         estimates = torch.sigmoid(torch.from_numpy(phi).double()).numpy()
         return np.vstack([estimates.T @ estimates, estimates.sum(0)])
 
-    world, classes = state.world, state.source.classes
-    total = np.zeros((classes + 1, classes))
-    for part in state.map_rows("phi", products):
-        total += part
-    sums = world.global_sum(torch.from_numpy(total).to(world.device)).cpu()
+    sums = state.sum_rows(["phi"], (classes + 1, classes), products)
     return (sums[:-1] / sums[-1][:, None].clamp(min=1e-30)).fill_diagonal_(1.0).float()
 
 

@@ -1,13 +1,13 @@
 """Imported tables of scores as fields of a method: read from their own store, never copied into the run's.
 
-`lacuna import-scores` makes the store. A method that names tables in `needs_scores` gets a field of each, whose initial
+`lacuna import-scores` makes the store. A method that names `tables` gets a field of each, whose initial
 rows are the table's; as training never writes them, they cost the run's store nothing.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import ClassVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from lacuna import state_store
 from lacuna.basics.errors import UserError
 from lacuna.state_store import Field, Given
 from lacuna.state_store.store import SnapshotReader
-from lacuna.trainer.methods.base import Method, Settings, Task, unknown
+from lacuna.trainer.methods.base import Method, Needs, Settings, Task, unknown
 
 
 class ScoreSettings(Settings):
@@ -25,24 +25,29 @@ class ScoreSettings(Settings):
     """URL of the imported tables (`lacuna import-scores`); required."""
 
 
-class TableMethod(Method):
+TableSettings = TypeVar("TableSettings", bound=ScoreSettings)
+
+
+class TableMethod(Method[TableSettings]):
     """Base of methods that read imported tables."""
 
-    settings_type: ClassVar[type[Settings]] = ScoreSettings
-    needs_scores: ClassVar[tuple[str, ...]] = ("scores",)
+    tables: tuple[str, ...] = ("scores",)
+
+    def needs(self) -> Needs:
+        return Needs(scores=self.tables)
 
     def fields(self) -> list[Field]:
-        url = self.settings.scores  # type: ignore[attr-defined]
+        url = self.settings.scores
         if not url:  # only asked what it would keep
-            return [Field(name, (self.task.classes,), "float16", Given("table")) for name in self.needs_scores]
-        return [self._imported.field(name) for name in self.needs_scores]
+            return [Field(name, (self.task.classes,), "float16", Given("table")) for name in self.tables]
+        return [self._imported.field(name) for name in self.tables]
 
     def initial_rows(self, field: str, labels: np.ndarray, shard: int) -> np.ndarray:
         return self._imported.reader.read_shard(field, shard)
 
     @cached_property
     def _imported(self) -> ImportedScores:
-        return ImportedScores(self.settings.scores, self.task, self.needs_scores)  # type: ignore[attr-defined]
+        return ImportedScores(self.settings.scores, self.task, self.tables)
 
 
 class ImportedScores:

@@ -23,7 +23,7 @@ from lacuna.basics.errors import UserError
 from lacuna.basics.npy_header import alone
 from lacuna.data_pipelines.stream import Batch
 from lacuna.state_store import Field as StateField
-from lacuna.trainer.methods.base import LossTerms, Outputs, Settings, Step, Task, positive, unknown
+from lacuna.trainer.methods.base import LossTerms, Needs, Outputs, Step, Task, positive, unknown
 from lacuna.trainer.methods.hill import Splc, SplcSettings
 
 
@@ -53,33 +53,32 @@ class Scpnet(Splc):
     paper = ("Ding et al., Exploring Structured Semantic Prior for Multi-Label Recognition with Incomplete Labels, "
              "CVPR 2023")
     published: ClassVar = {}
-    settings_type: ClassVar[type[Settings]] = ScpnetSettings
+    settings_type = ScpnetSettings
+    settings: ScpnetSettings
     class_state: ClassVar = {"counts": "int64 [L]"}
-    needs_strong_view = True
-    batch_coupled = True
 
     def __init__(self, settings: ScpnetSettings, task: Task):
         super().__init__(settings, task)
         self.counts = torch.zeros(task.classes, dtype=torch.int64)
         self.relation = None if settings.relation is None else read_relation(settings.relation, task.classes)
 
+    def needs(self) -> Needs:
+        return Needs(strong_view=True, whole_batch=True)
+
     def fields(self) -> list[StateField]:
         return [StateField("selected", (self.task.classes,), "bits")]
 
     def thresholds(self) -> torch.Tensor:
         """float32 [L]."""
-        settings: ScpnetSettings = self.settings  # type: ignore[assignment]
+        settings = self.settings
         rest = settings.hard_k * self.task.samples - int(self.counts.sum())
         rate = self.counts.float() / max(int(self.counts.max()), rest, 1)
         rate = rate.clamp(min=1 / self.task.classes)
         return settings.base_threshold * rate / (2 - rate)
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
-        settings: ScpnetSettings = self.settings  # type: ignore[assignment]
-        assert step.state is not None
-        assert step.forward is not None
-        assert batch.strong is not None
-        strong = step.forward(batch.strong).logits
+        settings = self.settings
+        strong = step.forward(batch.strong_view).logits
         p = torch.sigmoid(outputs.logits.detach())
         highest = torch.zeros_like(p, dtype=torch.bool)
         highest.scatter_(1, p.topk(min(settings.hard_k, p.shape[1]), dim=1).indices, True)

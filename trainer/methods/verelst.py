@@ -25,6 +25,7 @@ from lacuna.trainer.methods.base import (
     LossTerms,
     Masked,
     Method,
+    Needs,
     Outputs,
     Settings,
     Step,
@@ -68,11 +69,10 @@ class VerelstSettings(Settings):
     """SCL: heatmaps of the k top-scoring classes of each image (ImageNet: 10); 0 keeps those of all classes."""
 
 
-class Verelst(Method):
+class Verelst(Method[VerelstSettings]):
     """Subclasses name the two terms."""
 
     paper = _PAPER
-    settings_type = VerelstSettings
     supervision = "en"  # an, en, ep or epr
     consistency = ""  # cl, scl or none
 
@@ -95,9 +95,8 @@ class Verelst(Method):
     cutoffs: Cutoffs | None
     cardinalities: Cardinalities | None
 
-    @property
-    def needs_maps(self) -> bool:  # type: ignore[override]
-        return self.consistency == "scl"
+    def needs(self) -> Needs:
+        return Needs(maps=self.consistency == "scl", whole_batch=self.supervision == "epr")
 
     @property
     def quotas(self) -> np.ndarray:
@@ -134,10 +133,9 @@ class Verelst(Method):
     def begin_epoch(self, start: EpochStart) -> None:
         # Until one whole epoch of running averages exists, the expected positives are the annotated ones.
         needed = self.supervision in ("en", "ep") and start.phase >= self.s.start_phase and start.overall > 0
-        assert start.state is not None
         self.cutoffs = self.cardinalities = None
         if needed and self.s.cardinality:
-            self.cardinalities = matched(start.state, "score", self.s.cardinality)
+            self.cardinalities = matched(start, "score", self.s.cardinality)
         elif needed:
             self.cutoffs = start.state.cutoffs("score", self.quotas, start.overall)
 
@@ -157,7 +155,6 @@ class Verelst(Method):
     # ---- loss
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
-        assert step.state is not None
         started = step.phase >= self.s.start_phase
         before = step.state.read("score")
         p = torch.sigmoid(outputs.logits)
@@ -178,11 +175,9 @@ class Verelst(Method):
             return LossTerms(torch.where(is_positive, as_positive, 0.0).mean(1), penalty)
         expected = is_positive
         if kind != "an" and self.cutoffs is not None:
-            assert step.state is not None
             # A verified negative is outside the ranking.
             expected = is_positive | (step.state.selected("score", self.cutoffs) & ~negative(labels))
         if kind in ("en", "ep") and self.cardinalities is not None:
-            assert step.state is not None
             expected = self.cardinalities.expected(step.state, "score", labels)
         taken = expected if kind == "ep" else is_positive
         entries = torch.where(taken, as_positive, torch.where(expected, 0.0, as_negative))
@@ -194,8 +189,6 @@ class Verelst(Method):
     def _spatial(self, terms: LossTerms, outputs: Outputs, batch: Batch, step: Step, score: torch.Tensor,
                  started: bool) -> None:
         """SCL: the loss sees the heatmaps as they were before this visit; only cells inside the crop are written."""
-        assert outputs.maps is not None
-        assert step.state is not None
         boxes, flips = batch.boxes.to(score.device), batch.flips.to(score.device)
         if self.s.top_k and not started:
             return  # which classes are tracked is chosen after the warm-up
@@ -228,7 +221,6 @@ def topk_heat_fields(k: int, classes: int, side: int) -> list[Field]:
 
 def tracked_classes(step: Step, score: torch.Tensor, labels: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids int64 [B, k], fresh bool [B]): frozen once chosen; first the annotated classes, then by running score."""
-    assert step.state is not None
     ids = step.state.read("heat_ids").long()
     fresh = ids[:, 0] < 0
     chosen = torch.topk(score + positive(labels).to(score.dtype) * 2, k, dim=1).indices
@@ -258,6 +250,6 @@ def _binary_kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 def compose(supervision: str, consistency: str) -> type[Verelst]:
     """The class of one row of the paper's ablation table."""
     name = f"{supervision}_{consistency}".rstrip("_")
-    body = {"supervision": supervision, "consistency": consistency, "batch_coupled": supervision == "epr",
+    body = {"supervision": supervision, "consistency": consistency,
             "published": _PUBLISHED.get(name, {}), "class_state": CUTOFF_STATE if supervision in ("en", "ep") else {}}
     return type(f"Verelst_{name}", (Verelst,), body)

@@ -27,7 +27,7 @@ class VlplSettings(PseudoPositiveSettings):
     """e: a pseudo-positive's target is 1 − e."""
 
 
-class Vlpl(TableMethod):
+class Vlpl(TableMethod[VlplSettings]):
     """An unknown entry with a table score above the threshold is a pseudo-positive; nothing changes over the epochs.
 
     The published scores are CLIP ViT-L/14-336's softmax over the classes with temperature 0.01. They are of the image
@@ -36,11 +36,9 @@ class Vlpl(TableMethod):
 
     paper = "Xing et al., Vision-Language Pseudo-Labels for Single-Positive Multi-Label Learning, CVPRW 2024"
     published: ClassVar = {"voc12": 89.10, "coco14": 71.45, "nus": 49.55, "cub": 24.02}
-    settings_type = VlplSettings
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
-        settings: VlplSettings = self.settings  # type: ignore[assignment]
-        assert step.state is not None
+        settings = self.settings
         chosen = pseudo_positives(step.state.read("scores"), batch.labels, settings.threshold, settings.top_k, False)
         as_positive, as_negative = log_loss(outputs.logits)
         pseudo = (1 - settings.smoothing) * as_positive + settings.smoothing * as_negative

@@ -76,14 +76,13 @@ class Harness:
         for shards, rows in plan.batches(range(1)):
             samples = self.first[shards] + rows
             batch = self.batch(shards, rows, samples, epoch)
-            self.state.begin_step()
-            step = Step(self.world, len(rows), epoch, 9, phase, self.number, self.state.rows(batch))
-            outputs = Outputs(logits_at(epoch, samples), None if maps is None else maps(epoch, samples))
-            terms = self.method.loss(outputs, batch, step)
-            if on_step:
-                on_step(samples, batch, outputs, step, terms)
-            step.state.write(terms.rows)
-            self.state.end_step()
+            with self.state.step(batch) as held:
+                step = Step(self.world, len(rows), epoch, 9, phase, self.number, held)
+                outputs = Outputs(logits_at(epoch, samples), None if maps is None else maps(epoch, samples))
+                terms = self.method.loss(outputs, batch, step)
+                if on_step:
+                    on_step(samples, batch, outputs, step, terms)
+                held.write(terms.rows)
             self.number += 1
         self.state.end_epoch()
 
@@ -93,9 +92,8 @@ class Harness:
         for shards, rows in plan.batches(range(1)):
             samples = self.first[shards] + rows
             batch = self.batch(shards, rows, samples, epoch)
-            self.state.begin_step()
-            yield Scored(batch, Outputs(pass_logits(epoch, samples)), self.state.rows(batch))
-            self.state.end_step()
+            with self.state.step(batch) as held:
+                yield Scored(batch, Outputs(pass_logits(epoch, samples)), held)
         self.state.end_epoch()
 
     def batch(self, shards, rows, samples, epoch) -> Batch:
@@ -105,7 +103,7 @@ class Harness:
         boxes = torch.from_numpy(np.concatenate([corner, corner + size], 1).astype(np.float32))
         labels = torch.from_numpy(labels_of(self.source)[samples])
         flips = torch.from_numpy(rng.random(len(rows)) < 0.5)
-        return Batch(torch.zeros(len(rows), 1), labels, shards, rows, boxes, flips)
+        return Batch(torch.zeros(len(rows), 1), labels, shards, rows, boxes, flips, shards)
 
     def table(self, field: str) -> np.ndarray:
         """The whole field as floats, from the store."""

@@ -14,7 +14,7 @@ from lacuna.basics.places import CONFIGS
 from lacuna.trainer.config.files import load_config, read_table, shipped
 from lacuna.trainer.config.reported import reported
 from lacuna.trainer.config.validation import validated
-from lacuna.trainer.methods import METHODS, build_method
+from lacuna.trainer.methods import METHODS, build_method, example
 from lacuna.trainer.methods.base import Task
 
 TABLES = {name: table for name in shipped() if (table := read_table(name))}
@@ -31,8 +31,9 @@ def test_configs_are_accepted(name):
         assert all(phase.batch % config.data.streams == 0 for phase in config.phases), source
         method = config.method["name"]
         counts = np.full(20, 10)
-        full = METHODS[method].needs_full_labels
-        if METHODS[method].needs_neighbors:  # a folder of the training data, which is not here
+        needs = example(method).needs()
+        full = needs.full_labels
+        if needs.neighbors:  # a folder of the training data, which is not here
             validated(METHODS[method].settings_type, config.method, source)
         else:
             build_method(config.method, Task(20, 100, counts, counts, full, grid=7, full_positives=2.0, width=8))

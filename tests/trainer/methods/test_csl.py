@@ -161,9 +161,9 @@ def test_only_the_batch_budget_is_coupled_and_the_prior_is_in_the_checkpoint(tmp
     path = str(tmp_path / "prior.json")
     write_prior(path, "abc", np.array([0.25, 0.5, 0.0]))
     first = build_method({"name": "csl", "prior": path}, task)
-    assert not first.batch_coupled
-    assert build_method({"name": "csl", "budget": "batch"}, task).batch_coupled
-    assert not build_method({"name": "csl", "budget": "batch", "mode": "negative"}, task).batch_coupled
+    assert not first.needs().whole_batch
+    assert build_method({"name": "csl", "budget": "batch"}, task).needs().whole_batch
+    assert not build_method({"name": "csl", "budget": "batch", "mode": "negative"}, task).needs().whole_batch
     write_prior(path, "abc", np.array([0.0, 0.0, 0.0]))
     resumed = build_method({"name": "csl", "prior": path}, task)
     resumed.load_state(first.state())

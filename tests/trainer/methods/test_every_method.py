@@ -14,7 +14,7 @@ from lacuna.data_pipelines.packing import Layout, pack
 from lacuna.data_pipelines.readers import digits
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.cli import main
-from lacuna.trainer.methods import METHODS
+from lacuna.trainer.methods import METHODS, example
 from lacuna.trainer.methods.base import Method
 from tests.helpers.launching import Launch, assert_equal_weights, last_checkpoint, losses, stored
 from tests.helpers.neighborhoods import make_neighborhood
@@ -56,13 +56,13 @@ def data(tmp_path_factory) -> Path:
 
 def config(data: Path, name: str, suffix: str = "") -> dict:
     """Runs that are interrupted write a checkpoint after the fourth step too, inside the second epoch."""
-    kind, settings = METHODS[name], SETTINGS.get(name, {})
-    if kind.needs_scores:
+    needs, settings = example(name).needs(), SETTINGS.get(name, {})
+    if needs.scores:
         settings = {**settings, "scores": str(data / "tables")}
-    if kind.needs_neighbors:
+    if needs.neighbors:
         settings = {**settings, "neighbors": str(data / "near")}
-    labels = "labels" if kind.needs_full_labels else "one_each"
-    strong = {"crop": "same", "color_jitter": [0.8, 0.8, 0.8, 0.2], "blur": 0.5} if kind.needs_same_crop else {
+    labels = "labels" if needs.full_labels else "one_each"
+    strong = {"crop": "same", "color_jitter": [0.8, 0.8, 0.8, 0.2], "blur": 0.5} if needs.same_crop else {
         "randaugment": 2, "cutout": 0.5}
     return {
         "name": name + suffix, "method": {"name": name, **settings}, "model": {"backbone": "lacuna:tiny"},

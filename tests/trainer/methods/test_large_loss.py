@@ -69,4 +69,4 @@ def test_number_of_modified_entries():
 def test_odd_inputs_stay_finite(name):
     assert_finite(name)
     assert_finite(name, delta_percent=20)
-    assert build_method({"name": name}, task_of(OBSERVED)).batch_coupled
+    assert build_method({"name": name}, task_of(OBSERVED)).needs().whole_batch

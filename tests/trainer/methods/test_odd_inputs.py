@@ -35,7 +35,7 @@ def test_finite(name):
             labels = np.full(shape, label, np.int8)
             method = prepared(name, labels)
             tables = {f: np.full((max(1, shape[0]), shape[1]), score, np.float16)
-                      for f, score in zip(method.needs_scores, (0.9, 1.0, 0.0), strict=False)}
+                      for f, score in zip(method.needs().scores, (0.9, 1.0, 0.0), strict=False)}
             rows = Rows(method, labels, tables)
             for size in (80.0, -80.0, 0.0):
                 def forward(images, size=size, shape=shape):

@@ -13,6 +13,7 @@ from lacuna.data_pipelines.source import ShardSource
 from lacuna.trainer.methods import build_method
 from lacuna.trainer.methods.base import EpochStart, Outputs, Scored
 from lacuna.trainer.methods.crisp import estimated_priors
+from lacuna.trainer.sample_state import NoState
 from lacuna.trainer.world import World
 from tests.helpers.loss_checks import sigmoid
 from tests.helpers.oracles import batch_of, step_of, task_of
@@ -161,7 +162,7 @@ def test_crisp_over_epochs(source, tmp_path, mean):
             yield Scored(batch_of(z[rows]), Outputs(pass_logits(epoch, rows)), None)
 
     for epoch in range(3):
-        method.begin_epoch(EpochStart(0, epoch, 9, epoch, World(torch.device("cpu")), None,
+        method.begin_epoch(EpochStart(0, epoch, 9, epoch, World(torch.device("cpu")), NoState(),
                                       lambda epoch=epoch: scored(epoch)))
         rows = EVERY[epoch * 40 : epoch * 40 + 30]
         logits = logits_at(epoch, rows).double().requires_grad_()
@@ -196,6 +197,6 @@ def test_crisp_says_when_the_classifier_cannot_rank(caplog):
     z[np.arange(60), np.arange(60) % 4] = POSITIVE
     method = build_method({"name": "crisp"}, task_of(z))
     pass_over = lambda: iter([Scored(batch_of(z), Outputs(torch.zeros(60, 4)), None)])  # noqa: E731
-    method.begin_epoch(EpochStart(0, 1, 9, 1, World(torch.device("cpu")), None, pass_over))
+    method.begin_epoch(EpochStart(0, 1, 9, 1, World(torch.device("cpu")), NoState(), pass_over))
     assert (method.priors == 1).all()
     assert "raise method.warmup_epochs" in caplog.text

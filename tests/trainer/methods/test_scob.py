@@ -12,6 +12,7 @@ from lacuna.data_pipelines.source import ShardSource
 from lacuna.data_pipelines.subsets import Subset
 from lacuna.trainer.methods.base import EpochStart
 from lacuna.trainer.methods.scob import estimated_correlation, mean_over, seen_cells
+from lacuna.trainer.sample_state import NoState
 from lacuna.trainer.world import World
 from tests.helpers.loss_checks import random_case
 from tests.helpers.method_steps import GRID, WIDTH, Model, Rows, images, method_of, take_step, total
@@ -130,7 +131,7 @@ def test_correlation_over_all_samples(tmp_path):
         estimates = 1 / (1 + np.exp(-harness.table("phi").astype(np.float64)))
         if subset:
             estimates = estimates[np.concatenate(kept)]
-        found = estimated_correlation(harness.state).numpy()
+        found = estimated_correlation(harness.state, source.classes).numpy()
         for i, j in np.ndindex(CLASSES, CLASSES):
             expected = 1 if i == j else (estimates[:, i] * estimates[:, j]).mean() / estimates[:, i].mean()
             assert found[i, j] == pytest.approx(expected, rel=1e-5)
@@ -143,7 +144,7 @@ def test_a_new_epoch_forgets_the_surest_and_may_leave_correlations_out():
     method.projector.double()
     take_step(method, model(images(6, 7)), z, forward=model)
     assert (method.surest_logit > -torch.inf).any()
-    method.begin_epoch(EpochStart(0, 1, 2, 1, World(torch.device("cpu")), None, lambda: iter(())))
+    method.begin_epoch(EpochStart(0, 1, 2, 1, World(torch.device("cpu")), NoState(), lambda: iter(())))
     assert (method.surest_logit == -torch.inf).all()
     assert torch.equal(method.correlation, torch.eye(5))
 

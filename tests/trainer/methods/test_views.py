@@ -282,7 +282,7 @@ def test_ccd_consistency():
     z, model = case()
     settings = {"consistency": 0.7, "late_epoch": 2}
     plain, method = method_of("ccd", z, **{**settings, "consistency": 0}), method_of("ccd", z, **settings)
-    assert (plain.needs_strong_view, method.needs_strong_view) == (False, True)
+    assert (plain.needs().strong_view, method.needs().strong_view) == (False, True)
     tables = {"scores": np.random.default_rng(0).dirichlet(np.ones(5), len(z)).astype(np.float16)}
     plain.bias = method.bias = torch.full((5,), 0.4)
     for epoch in (1, 2):

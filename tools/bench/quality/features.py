@@ -23,7 +23,7 @@ from lacuna.trainer import whole_run
 from lacuna.trainer import world as worlds
 from lacuna.trainer.assemble import build_run
 from lacuna.trainer.config.sections import Config, parse_config
-from lacuna.trainer.methods import METHODS
+from lacuna.trainer.methods import example
 from lacuna.trainer.neighbors import FACTS_NAME
 from lacuna.trainer.priors import read_prior, write_prior
 from lacuna.trainer.run_log import log
@@ -89,9 +89,10 @@ class Trials:
                to_beat: float) -> dict:
         """`body`: the trial's method with the files that it needs."""
         name = hashlib.sha256(key.encode()).hexdigest()[:16]
-        if METHODS[body["name"]].needs_neighbors:
+        needs = example(body["name"]).needs()
+        if needs.neighbors:
             body["neighbors"] = self.neighbors(labels)
-        if METHODS[body["name"]].needs_scores:
+        if needs.scores:
             body["scores"] = self.table(labels, trial.get("teacher", "an"))
         config = self._config(name, seed, trial["lr"], body, labels)
         run = build_run(config, self.world, self.watchdog)

@@ -29,7 +29,7 @@ from lacuna.trainer.methods import build_method
 from lacuna.trainer.methods.base import EpochStart, Method, Outputs, Scored, Step, Task
 from lacuna.trainer.metrics.collector import ScoreCollector
 from lacuna.trainer.models.classifier import Classifier
-from lacuna.trainer.sample_state import SampleState
+from lacuna.trainer.sample_state import NoState, SampleState
 from lacuna.trainer.world import World
 
 BATCH, STREAMS, OPEN_SHARDS = 32, 4, 2
@@ -117,11 +117,11 @@ class PhotoTrials:
         own = "start_phase" in trial["method"] or trial["method"]["name"] == "role"
         warm = method if own else build_method({"name": "an"}, task)
         head = Head(model, source, self.world, seed, self.crops)
-        state = None
+        state: SampleState | NoState = NoState()
         if method.fields():
             state = SampleState(os.path.join(folder, "state"), method, source, self.world, _STATE_BUDGET, seed, None)
         curve: list[dict[str, float]] = []
-        phases = (((warm, state if warm is method else None), WARM_EPOCHS, WARM_LR), ((method, state), self.epochs,
+        phases = (((warm, state if warm is method else NoState()), WARM_EPOCHS, WARM_LR), ((method, state), self.epochs,
                                                                                      trial["lr"]))
         for phase, ((active, rows), epochs, lr) in enumerate(phases):
             learns = self.begin_phase(phase, head)
@@ -130,8 +130,7 @@ class PhotoTrials:
                 steps = head.epoch(active, rows, optimizer, phase, epoch, epochs, len(curve))
                 curve.append({name: self.map_of(head, name) for name in ("val", "test")})
             active.end_phase(epochs * steps)
-        if state:
-            state.close()
+        state.close()
         best = max(curve[WARM_EPOCHS:], key=lambda epoch: epoch["val"])  # the warm-up is the same for all
         return {"val": best["val"], "test": best["test"], "last_val": curve[-1]["val"], "last_test": curve[-1]["test"],
                 "curve": [round(epoch["val"], 2) for epoch in curve]}
@@ -189,37 +188,32 @@ class Head:
         self.used = [np.flatnonzero(source.subset.mask(shard)) for shard in shards]
         self.labels = np.concatenate([source.sidecar.labels(shard).dense(source.classes) for shard in shards])
 
-    def epoch(self, method: Method, state: SampleState | None, optimizer: torch.optim.Optimizer, phase: int, epoch: int,
-              epochs: int, epochs_before: int) -> int:
+    def epoch(self, method: Method, state: SampleState | NoState, optimizer: torch.optim.Optimizer, phase: int,
+              epoch: int, epochs: int, epochs_before: int) -> int:
         """The number of steps."""
         plan = EpochPlan(self.source.rows, mix(self.seed, phase), epoch, STREAMS, BATCH, OPEN_SHARDS)
         crop = self.crops[(_OFFSET * self.seed + epochs_before) % len(self.crops)]
         method.begin_epoch(EpochStart(phase, epoch, epochs, epochs_before, self.world, state, _no_pass))
-        if state:
-            state.begin_epoch(plan, 0, epochs_before)
+        state.begin_epoch(plan, 0, epochs_before)
+        with_maps = method.needs().maps
         for number, (shards, places) in enumerate(plan.batches(range(STREAMS), 0), epoch * plan.steps):
-            batch = self._batch(shards, places, crop, self.inputs or ("maps" if method.needs_maps else "pooled"))
-            step = Step(self.world, len(batch), epoch, epochs, phase, number)
-            if state:
-                state.begin_step()
-                step = Step(self.world, len(batch), epoch, epochs, phase, number, state.rows(batch))
-            terms = method.loss(Outputs(*self.model(batch.inputs, with_maps=method.needs_maps)), batch, step)
-            loss = terms.per_sample.sum() / len(batch)
-            optimizer.zero_grad()
-            (loss if terms.coupled is None else loss + terms.coupled).backward()
-            optimizer.step()
-            if state and step.state:
-                step.state.write(terms.rows)
-                state.end_step()
-        if state:
-            state.end_epoch()
+            batch = self._batch(shards, places, crop, self.inputs or ("maps" if with_maps else "pooled"))
+            with state.step(batch) as held:
+                step = Step(self.world, len(batch), epoch, epochs, phase, number, held)
+                terms = method.loss(Outputs(*self.model(batch.inputs, with_maps=with_maps)), batch, step)
+                loss = terms.per_sample.sum() / len(batch)
+                optimizer.zero_grad()
+                (loss if terms.coupled is None else loss + terms.coupled).backward()
+                optimizer.step()
+                held.write(terms.rows)
+        state.end_epoch()
         return plan.steps
 
     def _batch(self, shards: np.ndarray, places: np.ndarray, crop: dict[str, np.ndarray], what: str) -> Batch:
         rows = np.array([self.used[shard][place] for shard, place in zip(shards, places, strict=True)])
         where = self.first[shards] + rows
         inputs, boxes, flips = (torch.from_numpy(crop[part][where]) for part in (what, "boxes", "flips"))
-        return Batch(inputs.float(), torch.from_numpy(self.labels[where]), shards, rows, boxes, flips)
+        return Batch(inputs.float(), torch.from_numpy(self.labels[where]), shards, rows, boxes, flips, shards)
 
 
 def _no_pass() -> Iterator[Scored]:

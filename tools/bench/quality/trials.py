@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lacuna.trainer.methods import METHODS
+from lacuna.trainer.methods import METHODS, example
 
 _SIX = (3e-4, 1e-4, 1e-3, 3e-5, 3e-3, 1e-5)  # likely ones first: others are measured by them
 _THREE = (3e-4, 1e-4, 1e-3)
@@ -112,8 +112,8 @@ def _remaining() -> dict[str, list[Trial]]:
 
 def on_vectors(name: str) -> bool:
     """Whether a method needs neither score maps nor a second view of the image, nor tables of another model."""
-    kind = METHODS[name]
-    return not (name.endswith("_scl") or kind.needs_strong_view or kind.needs_scores)
+    needs = example(name).needs()
+    return not (needs.maps or needs.strong_view or needs.scores)
 
 
 SINGLE.update(_remaining())

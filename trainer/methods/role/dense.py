@@ -37,8 +37,6 @@ class Estimate:
 class Estimator:
     """`s` are ROLE's settings, `lr` gives the rows' learning rate in a phase."""
 
-    needs_features = False
-
     def __init__(self, s: BaseModel, task: Task, lr: Callable[[int], float]):
         self.s: Any = s
         self.task, self.lr = task, lr

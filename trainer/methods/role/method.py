@@ -19,6 +19,7 @@ from lacuna.state_store import Field
 from lacuna.trainer.methods.base import (
     LossTerms,
     Method,
+    Needs,
     Outputs,
     Settings,
     Step,
@@ -69,19 +70,22 @@ class RoleSettings(EstimateSettings):
     factorized estimator did better with 1e-2."""
 
 
-class Role(Method):
+class Role(Method[EstimateSettings]):
     paper = "Cole et al., Multi-Label Learning from Single Positive Labels, CVPR 2021"
     published: ClassVar = {"voc12": 87.9, "coco14": 66.3, "nus": 43.1, "cub": 15.0}
     class_state: ClassVar = {"phase_steps": "int64 [finished phases]", "table (factorized)": "float32 [L, rank + 1]",
                              "hidden, labels (network)": "float32 [hidden, D + 1], [L, hidden + 1]"}
+
     settings_type: ClassVar[type[Settings]] = RoleSettings
-    batch_coupled = True
 
     def __init__(self, settings: EstimateSettings, task: Task):
         super().__init__(settings, task)
         self.s = settings
         self.k = expected_positives(settings.expected_positives, task)
         self.estimator = ESTIMATORS[settings.estimator](settings, task, self.lr)
+
+    def needs(self) -> Needs:
+        return Needs(whole_batch=True)
 
     def lr(self, phase: int) -> float:
         lrs = self.s.lr if isinstance(self.s.lr, list) else [self.s.lr]

@@ -37,7 +37,6 @@ class Network(Estimator):
         self.learners = [self.shared]
 
     def read(self, outputs: Outputs, batch: Batch, step: Step) -> Estimate:
-        assert outputs.features is not None
         h = outputs.features.detach().float()
         h = h.mean((2, 3)) if h.ndim == 4 else h
         values = self.shared.to(h.device)

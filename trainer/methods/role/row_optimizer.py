@@ -51,7 +51,6 @@ class RowOptimizer:
 
     def read(self, step: Step) -> Current:
         """The batch's rows, replayed up to the step before this one."""
-        assert step.state is not None
         visit = step.state.read("visit").cpu().numpy().astype(np.int64)
         values = step.state.read(self.name)
         last = np.where(visit[:, 0] == step.phase + 1, visit[:, 1], 0)

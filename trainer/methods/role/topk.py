@@ -61,7 +61,6 @@ class TopK(Estimator):
         return np.where(np.take_along_axis(is_positive, first, 1), first, UNTRACKED).astype(np.int32)
 
     def read(self, outputs: Outputs, batch: Batch, step: Step) -> Estimate:
-        assert step.state is not None
         ids = step.state.read("phi_ids").long()
         ids, rows = self._track(ids, self.rows.read(step), outputs.logits.detach(), batch)
         phi = torch.full_like(outputs.logits, -CLAMP, requires_grad=False).scatter_(1, ids, rows.values)

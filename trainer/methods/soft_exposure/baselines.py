@@ -26,11 +26,10 @@ class ExposureSettings(Settings):
     """Weight of annotated positives."""
 
 
-class NoExposure(Method):
+class NoExposure(Method[ExposureSettings]):
     """NE: annotated entries only."""
 
     paper = _PAPER
-    settings_type: ClassVar[type[Settings]] = ExposureSettings
 
     ignores: ClassVar[bool] = True
     """False if no unknown entry has sharpness 0."""
@@ -49,7 +48,7 @@ class NoExposure(Method):
     def _rows_loss(self, logits: torch.Tensor, labels: torch.Tensor, sharpness: torch.Tensor) -> torch.Tensor:
         """Loss [rows]; turns the sharpness of unknown entries [rows, L] into the loss's gradient."""
         entries, positives = exposed_entries(logits, labels, sharpness, self.ignores)
-        weight = self.settings.positive_weight  # type: ignore[attr-defined]
+        weight = self.settings.positive_weight
         if weight != 1:
             weights = 1 + (weight - 1) * positives
             entries.mul_(weights)
@@ -97,12 +96,13 @@ class LabelSoftening(NoExposure):
     """LS: unknown entries are negatives, all equally soft."""
 
     settings_type = SofteningSettings
+    settings: SofteningSettings
 
     ignores = False
 
     @property
     def constant(self) -> float:
-        return -1 / self.settings.temperature  # type: ignore[attr-defined]
+        return -1 / self.settings.temperature
 
 
 class PartialBceSettings(ExposureSettings):
@@ -119,9 +119,10 @@ class WeightedNoExposure(NoExposure):
 
     paper = "Durand et al., Learning a Deep ConvNet for Multi-Label Classification with Partial Labels, CVPR 2019"
     settings_type = PartialBceSettings
+    settings: PartialBceSettings
 
     def image_weights(self, batch: Batch, losses: torch.Tensor) -> torch.Tensor:
-        settings: PartialBceSettings = self.settings  # type: ignore[assignment]
+        settings = self.settings
         classes = batch.labels.shape[1]
         # At least 1: ρ = 0 under a negative γ would be infinite.
         known = (~unknown(batch.labels)).sum(1).clamp(min=1).to(losses.dtype)

@@ -23,7 +23,7 @@ from pydantic import Field
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.stream import Batch
 from lacuna.state_store import Field as StateField
-from lacuna.trainer.methods.base import Step, Task, negative, positive, unknown
+from lacuna.trainer.methods.base import Needs, Step, Task, negative, positive, unknown
 from lacuna.trainer.methods.known_gradient import numbers
 from lacuna.trainer.methods.soft_exposure.baselines import ExposureSettings, NoExposure
 from lacuna.trainer.neighbors import Neighborhood
@@ -60,7 +60,6 @@ class SoftExposure(NoExposure):
 
     settings_type = SoftExposureSettings
     settings: SoftExposureSettings
-    needs_neighbors = True
     by_label, by_image = True, True
 
     def __init__(self, settings: SoftExposureSettings, task: Task):
@@ -73,6 +72,9 @@ class SoftExposure(NoExposure):
             if self.by_label:
                 self.distances = torch.nn.functional.pad(torch.from_numpy(self.near.class_distances()), (0, 0, 0, 1),
                                                          value=torch.inf)
+
+    def needs(self) -> Needs:
+        return Needs(neighbors=True)
 
     def fields(self) -> list[StateField]:
         if not self.by_image:
@@ -198,7 +200,6 @@ def _near_classes(step: Step, batch: Batch, how: str) -> _Near:
     if not len(batch):
         none = torch.zeros(0, 1, device=batch.labels.device)
         return _Near(none.long(), none, none, none)
-    assert step.state is not None
     distances = step.state.read("neighbor_distances")[:, None, :]
     places = torch.arange(distances.shape[2], device=distances.device)
     ids = step.state.read("near_classes").long()

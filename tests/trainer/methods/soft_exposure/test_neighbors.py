@@ -12,7 +12,7 @@ from lacuna.trainer.methods import build_method
 from lacuna.trainer.methods.base import Outputs, Step, Task
 from lacuna.trainer.methods.soft_exposure.neighbors import SoftExposureSettings, sharpness
 from lacuna.trainer.neighbors import data_fingerprints
-from lacuna.trainer.sample_state import StateRows
+from lacuna.trainer.state_rows import StateRows
 from tests.helpers.loss_checks import sigmoid
 from tests.helpers.neighborhoods import annotated_source, make_neighborhood
 from tests.helpers.oracles import batch_of, step_of
