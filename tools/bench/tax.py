@@ -180,7 +180,8 @@ class Racer:
         plan = self.phase.plans[self.epoch]
         self.run.state = state
         self.run.method.begin_epoch(self.phase.epoch_start(self.epoch))
-        self.run.state = _TimedState(state, self.clock)  # type: ignore[assignment]
+        if isinstance(state, SampleState):
+            self.run.state = _TimedState(state, self.clock)  # type: ignore[assignment]
         state.begin_epoch(plan, 0, self.epoch)
         self.boundary.append(time.perf_counter() - began)
         self.run.model.train()
