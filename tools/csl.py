@@ -17,6 +17,7 @@ import subprocess
 import sys
 
 from lacuna.basics import storage
+from lacuna.basics.deaths import describe_exit
 from lacuna.basics.errors import UserError
 from lacuna.tools.launches import command, environment, gpus
 from lacuna.tools.passes.datasets import training_set
@@ -74,7 +75,7 @@ def _train(args: argparse.Namespace, title: str, overrides: list[str]) -> Config
     words = command(args.num_ranks or gpus() or 1, "--config", args.config, *overrides, hostfile=args.hostfile)
     done = subprocess.run(words, env=environment(), stdout=2)  # to stderr: ours is for the results
     if done.returncode:
-        raise UserError(f"{title} failed with exit code {done.returncode}; see above and {config.folder}/log.txt. "
+        raise UserError(f"{title} {describe_exit(done.returncode)}; see above and {config.folder}/log.txt. "
                         "The same command goes on from its last checkpoint.")
     if not _finished(config):  # asked to stop: exit code 0, but no results
         raise UserError(f"{title} was stopped before its end. The same command goes on from its last checkpoint.")

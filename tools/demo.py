@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 
+from lacuna.basics.deaths import describe_exit
 from lacuna.basics.errors import UserError
 from lacuna.basics.places import CONFIGS
 from lacuna.basics.progress import Progress
@@ -83,6 +84,6 @@ def train(out: str, name: str, ranks: int, overrides: list[str]) -> dict:
     words = command(ranks, "--config", os.path.join(CONFIGS, "demo.yaml"), *overrides)
     done = subprocess.run(words, env=environment())
     if done.returncode:
-        raise UserError(f"the run {name} failed with exit code {done.returncode}; see above and {folder}/log.txt.")
+        raise UserError(f"the run {name} {describe_exit(done.returncode)}; see above and {folder}/log.txt.")
     with open(os.path.join(folder, "results.json"), encoding="utf-8") as f:
         return json.load(f)

@@ -37,6 +37,9 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except Exception:
         # The launcher ends the peers as soon as this process is gone: say why first.
+        from lacuna.trainer.peers import wait_for_news
+
+        wait_for_news(seconds=2)
         print(f"rank {os.environ.get('RANK', '0')} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
         return 1
 

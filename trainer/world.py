@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lacuna.trainer.peers import Peers
+
 log = logging.getLogger("lacuna")
 HUNG_EXIT_CODE = 75  # "temporary failure": what a scheduler may simply start again
 
@@ -159,6 +161,7 @@ class Watchdog:
                         for name, work in (("watchdog-store", self._publish), ("watchdog", self._watch))]
         for thread in self.threads:
             thread.start()
+        self.neighbors = Peers(world)
 
     @property
     def interval(self) -> float:
@@ -169,6 +172,7 @@ class Watchdog:
 
     def stop(self) -> None:
         self.stopped.set()
+        self.neighbors.stop()
         for thread in self.threads:
             thread.join(timeout=5)
 

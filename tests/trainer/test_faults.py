@@ -50,12 +50,18 @@ def test_a_frozen_rank_is_named_after_the_timeout(digit_shards, folder, number):
     assert launch.wait() != 0
 
 
-def test_a_dead_rank_ends_the_launch(digit_shards, folder):
-    launch = Launch(long_config(digit_shards, "dead"), folder, 2, "data.val=null", launcher=True)
+@pytest.mark.parametrize(("number", "rank", "words"), [
+    (signal.SIGILL, 1, "died by SIGILL (signal 4, illegal instruction: the CPU announces"),
+    pytest.param(signal.SIGKILL, 0, "died by SIGKILL (signal 9, killed: by the system when memory ran out",
+                 marks=pytest.mark.long)])
+def test_a_dead_rank_ends_the_launch_and_is_named(digit_shards, folder, number, rank, words):
+    launch = Launch(long_config(digit_shards, f"dead-{rank}"), folder, 2, "data.val=null", launcher=True)
     launch.wait_for_step(3)
-    os.kill(launch.ranks()[1], signal.SIGKILL)
+    pid = launch.ranks()[rank]
+    os.kill(pid, number)
     assert launch.wait() != 0
-    assert "rank 0 failed" in launch.text()
+    assert f"lacuna: rank {rank} (process {pid}) {words}" in launch.text(), launch.text()[-3000:]
+    assert f"rank {1 - rank} failed" in launch.text()
 
 
 def test_sigterm_to_the_ranks_of_a_launch_checkpoints_and_exits_0(digit_shards, folder):

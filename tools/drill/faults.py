@@ -24,9 +24,14 @@ Noticed = tuple[float, Launch]
 
 
 def kill(bench: Bench, launch: Launch) -> Noticed:
-    """SIGKILL of one rank: its peers and the launcher end."""
-    os.kill(bench.random.choice(launch.ranks()), signal.SIGKILL)
-    return _ended(launch), bench.start()
+    """SIGKILL of one rank: its peers name it and the signal, and end with the launcher."""
+    ranks = launch.ranks()
+    number = bench.random.randrange(len(ranks))
+    os.kill(ranks[number], signal.SIGKILL)
+    seconds = _ended(launch)
+    if len(ranks) > 1 and f"rank {number} (process {ranks[number]}) died by SIGKILL" not in launch.text():
+        raise LaunchError("the dead rank was not named", launch)
+    return seconds, bench.start()
 
 
 def freeze(bench: Bench, launch: Launch) -> Noticed:

@@ -23,8 +23,12 @@ _MEANINGS = {
 
 
 def death_signal(code: int) -> int | None:
-    """The signal behind an exit code: negative as Python gives it, or 128 + its number as shells and launchers do."""
-    number = -code if code < 0 else code - 128
+    """The signal behind an exit code: negative as Python gives it, 128 + its number from shells, 256 − its number from
+    DeepSpeed's launcher. 255 is what ssh and many programs give for any failure."""
+    if code < 0:
+        number = -code
+    else:
+        number = 256 - code if 256 - 64 < code < 255 else code - 128
     return number if number in set(signal.Signals) else None
 
 

@@ -1,0 +1,84 @@
+"""Names a rank of this machine that is killed by a signal: launchers print a bare code, or nothing at all."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from lacuna.basics.deaths import describe_exit
+
+if TYPE_CHECKING:
+    from lacuna.trainer.world import World
+
+_news = threading.Event()  # a death was looked at
+_watching = threading.Event()
+
+
+class Peers(threading.Thread):
+    """Made by all ranks together. Of several survivors on a machine, the first one speaks."""
+
+    def __init__(self, world: World):
+        super().__init__(name="peers", daemon=True)
+        mine = (_machine(), os.getpid())
+        self.rank, self.ended = world.rank, set[int]()
+        self.pids = {rank: pid for rank, (machine, pid) in enumerate(world.gather(mine))
+                     if rank != world.rank and machine == mine[0]}
+        self.handles: dict[int, int] = {}  # file descriptor of a process → its rank
+        for rank, pid in self.pids.items():
+            try:
+                self.handles[os.pidfd_open(pid)] = rank
+            except OSError:  # ended already, or a sandbox without this call
+                self.ended.add(rank)
+        self.wake, self.woken = os.pipe()
+        if self.handles:
+            _watching.set()
+            self.start()
+
+    def run(self) -> None:
+        poller = select.poll()
+        for handle in (self.wake, *self.handles):
+            poller.register(handle, select.POLLIN)
+        while self.handles:
+            for handle, _ in poller.poll():
+                if handle == self.wake:
+                    return
+                poller.unregister(handle)
+                self._look(self.handles.pop(handle))
+                os.close(handle)
+
+    def _look(self, rank: int) -> None:
+        """At the moment of its end a process can still be asked how it ended; its parent has not done so yet."""
+        code = _exit_code(self.pids[rank])
+        self.ended.add(rank)
+        if code is not None and code < 0 and not any(other < self.rank for other in set(self.pids) - self.ended):
+            print(f"lacuna: rank {rank} (process {self.pids[rank]}) {describe_exit(code)}. Start again to resume.",
+                  file=sys.stderr, flush=True)
+        _news.set()
+
+    def stop(self) -> None:
+        os.close(self.woken)  # the other end becomes readable
+
+
+def wait_for_news(seconds: float) -> None:
+    """A lost connection comes a moment before the death that it comes from can be seen: before leaving, wait for it."""
+    if _watching.is_set():
+        _news.wait(seconds)
+
+
+def _exit_code(pid: int) -> int | None:
+    """Of a process that has ended: negative for a signal; None if its parent has already taken note of it."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as f:
+            fields = f.read().rpartition(b")")[2].split()  # after the name, which may hold anything: fields 3 to 52
+    except OSError:
+        return None
+    return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] in (b"Z", b"X") else None
+
+
+def _machine() -> tuple[str, str]:
+    """Where process numbers mean the same: the boot and the namespace of processes."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
+        return f.read().strip(), os.readlink("/proc/self/ns/pid")
