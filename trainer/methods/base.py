@@ -153,8 +153,6 @@ class Method(Generic[SettingsT]):
 
     settings_type: ClassVar[type[Settings]] = Settings
     paper: ClassVar[str] = ""
-    published: ClassVar[dict[str, float]] = {}
-    """Test mAP of the paper, end to end from one positive per image, by dataset: voc12, coco14, nus, cub."""
     class_state: ClassVar[dict[str, str]] = {}
     """What `state` holds once a run is under way, name → dtype and shape, for `lacuna methods`."""
 

@@ -6,8 +6,6 @@ Log terms are −ln(p + 1e-5), which bounds an entry's loss at 11.5, as in the a
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from pydantic import Field
 
@@ -38,7 +36,6 @@ class Bce(Method):
     """Full labels: every class is known."""
 
     paper = _PAPER
-    published: ClassVar = {"voc12": 89.1, "coco14": 75.8, "nus": 52.6, "cub": 32.1}
     smoothing = 0.0
 
     def needs(self) -> Needs:
@@ -60,7 +57,6 @@ class SmoothingSettings(Settings):
 
 class BceSmoothed(Bce):
     settings_type = SmoothingSettings
-    published: ClassVar = {"voc12": 90.0, "coco14": 76.8, "nus": 53.5, "cub": 32.6}
 
     def __init__(self, settings, task):
         super().__init__(settings, task)
@@ -70,7 +66,6 @@ class BceSmoothed(Bce):
 class AssumeNegative(Bce):
     """AN: unknown counts as negative."""
 
-    published: ClassVar = {"voc12": 85.1, "coco14": 64.1, "nus": 42.0, "cub": 19.1}
 
     def needs(self) -> Needs:
         return Needs()
@@ -79,7 +74,6 @@ class AssumeNegative(Bce):
 class AssumeNegativeSmoothed(BceSmoothed):
     """AN-LS: AN with smoothed targets."""
 
-    published: ClassVar = {"voc12": 86.7, "coco14": 66.9, "nus": 44.9, "cub": 17.9}
 
     def needs(self) -> Needs:
         return Needs()
@@ -89,7 +83,6 @@ class WeakAssumeNegative(Method):
     """WAN: everything that is not positive is a negative of weight 1/(L − 1)."""
 
     paper = _PAPER
-    published: ClassVar = {"voc12": 86.5, "coco14": 64.8, "nus": 46.3, "cub": 20.3}
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
         as_positive, as_negative = log_loss(outputs.logits)
@@ -101,7 +94,6 @@ class IgnoreUnknown(Method):
     """IU and IUN: known entries only. They differ in what is annotated: one negative, or every true negative."""
 
     paper = _PAPER
-    published: ClassVar = {"voc12": 83.2, "coco14": 59.7, "nus": 42.9, "cub": 17.9}
 
     def needs(self) -> Needs:
         return Needs(negatives=True)
@@ -115,7 +107,6 @@ class IgnoreUnknown(Method):
 class IgnoreUnknownAllNegatives(IgnoreUnknown):
     """IUN: as IU, with every true negative annotated."""
 
-    published: ClassVar = {"voc12": 87.1, "coco14": 70.5, "nus": 46.9, "cub": 21.3}
 
 
 class PairwiseRanking(Method):
@@ -142,7 +133,6 @@ class ExpectedPositives(Method[ExpectedPositivesSettings]):
     """EPR: positives only, plus a pull of the predicted number of positives towards k over the *global* batch."""
 
     paper = _PAPER
-    published: ClassVar = {"voc12": 85.5, "coco14": 63.3, "nus": 46.0, "cub": 20.0}
 
     def __init__(self, settings: ExpectedPositivesSettings, task: Task):
         super().__init__(settings, task)

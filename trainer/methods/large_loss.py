@@ -9,7 +9,6 @@ LL-Cp modifies a share of Δ in every epoch after the first, and remembers it: i
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +42,6 @@ class Reject(Method[RejectSettings]):
     """LL-R: large losses are set to 0. The first epoch of a phase is plain AN."""
 
     paper = PAPER
-    published: ClassVar = {"voc12": 89.2, "coco14": 71.0, "nus": 47.4, "cub": 19.5}
 
     def needs(self) -> Needs:
         return Needs(whole_batch=True)
@@ -73,7 +71,6 @@ class Reject(Method[RejectSettings]):
 class CorrectTemporarily(Reject):
     """LL-Ct: entries with large losses count as positives in this step."""
 
-    published: ClassVar = {"voc12": 89.0, "coco14": 70.5, "nus": 48.0, "cub": 20.4}
     settings_type = CorrectSettings
 
     def replacement(self, logits: torch.Tensor) -> torch.Tensor:
@@ -87,7 +84,6 @@ class CorrectPermanently(CorrectTemporarily):
     that what it runs as LL-Cp is LL-Ct. A corrected entry counts as annotated and is not ranked again.
     """
 
-    published: ClassVar = {"voc12": 88.4, "coco14": 70.7, "nus": 48.3, "cub": 20.1}
     settings_type = PermanentSettings
 
     def fields(self) -> list[StateField]:

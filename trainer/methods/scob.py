@@ -56,7 +56,6 @@ class Scob(Role):
     """
 
     paper = "Chen et al., Semantic Contrastive Bootstrapping for Single-Positive Multi-Label Recognition, IJCV 2023"
-    published: ClassVar = {}
     settings_type = ScobSettings
     settings: ScobSettings
     class_state: ClassVar = {"phase_steps": "int64 [finished phases]", "surest": "float32 [L, D]",

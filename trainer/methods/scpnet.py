@@ -52,7 +52,6 @@ class Scpnet(Splc):
 
     paper = ("Ding et al., Exploring Structured Semantic Prior for Multi-Label Recognition with Incomplete Labels, "
              "CVPR 2023")
-    published: ClassVar = {}
     settings_type = ScpnetSettings
     settings: ScpnetSettings
     class_state: ClassVar = {"counts": "int64 [L]"}
