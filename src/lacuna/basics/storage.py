@@ -232,6 +232,16 @@ def list_names(url: str) -> list[str]:
         return []
 
 
+def list_prefix(url: str, prefix: str) -> list[str]:
+    """Names below a folder on object storage that start with `prefix`, sorted; the server sends no others."""
+    fs, path = _file_system(url)
+    try:
+        found = retrying(lambda: fs.find(path, prefix=prefix), url)
+    except FileNotFoundError:
+        return []
+    return sorted(name for p in found if (name := p.rsplit("/", 1)[-1]).startswith(prefix))
+
+
 def list_tree(url: str) -> list[str]:
     """URLs of all objects below a remote folder, sorted; empty if there is no such folder."""
     fs, path = _file_system(url)
