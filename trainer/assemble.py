@@ -36,7 +36,7 @@ def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
     method = build_method(config.method, task_of(config, sources, model))
     model.extra = (extra := method.module()) and extra.to(world.device)
     check_method(config, method)
-    watchdog.beat("model built")
+    watchdog.beat("model built", building=True)
     folder = RunFolder(config.folder, world, config.train.staging)
     run_log = RunLog(config, folder, world.main)
     if bf16:

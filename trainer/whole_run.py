@@ -78,12 +78,13 @@ def _train(run: Run) -> dict | None:
     run.run_log.rewind(position.total_steps)
     index = run.sources["train"].index
     run.run_log.write_class_list(index.classes, index.class_ids)
-    run.watchdog.beat("checkpoints looked through")
+    run.watchdog.beat("checkpoints looked through", building=True)
     open_state(run, checkpoint)
-    run.watchdog.beat("state opened")
     for number in range(position.phase, len(run.config.phases)):
+        name = run.config.phases[number].name
+        run.watchdog.beat(f"phase {name} begun", building=True)
         phase = Phase(run, number, checkpoint)
-        run.watchdog.beat(f"phase {run.config.phases[number].name} ready")
+        run.watchdog.beat(f"phase {name} ready", building=True)
         position = phase.train(position)
         phase.close()
         if run.stop.agreed:

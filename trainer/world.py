@@ -17,6 +17,7 @@ import torch.distributed as dist
 from lacuna.trainer.peers import Peers
 
 log = logging.getLogger("lacuna")
+START_UP_SECONDS = 300  # models, engines and first steps take long on a busy machine, however short the timeout is
 HUNG_EXIT_CODE = 75  # "temporary failure": what a scheduler may simply start again
 
 
@@ -129,7 +130,7 @@ def start(timeout_seconds: float) -> World:
 
 def _group_timeout(timeout_seconds: float) -> datetime.timedelta:
     """Longer than the watchdog's: a collective that gives up can only say that somebody is missing, not who."""
-    return datetime.timedelta(seconds=2 * timeout_seconds + 30)
+    return datetime.timedelta(seconds=2 * max(timeout_seconds, START_UP_SECONDS) + 30)
 
 
 def _free_port() -> int:
@@ -146,11 +147,13 @@ class Watchdog:
     others, waiting for it in a collective, see who it is. Rank 0 keeps the store: if it is stopped, the store is
     silent, which is why the watching thread never waits for it. A rank may wait longer while a peer still makes
     progress (one has more validation shards than the other): it gives up only if nobody moved in the second half.
+    While something is built, until the first step after it, the timeout is START_UP_SECONDS at least.
     """
 
     def __init__(self, world: World, timeout_seconds: float):
         self.world, self.timeout = world, timeout_seconds
         self.beats, self.where, self.last = 0, "start-up", time.monotonic()
+        self.patience = max(timeout_seconds, START_UP_SECONDS)
         store = dist.distributed_c10d._get_default_store()
         self.store = dist.PrefixStore("lacuna/watchdog", store)
         self.peers: list[tuple[int, str]] = []  # beats and place of every rank, when last asked
@@ -167,7 +170,9 @@ class Watchdog:
     def interval(self) -> float:
         return min(1.0, self.timeout / 5)
 
-    def beat(self, where: str) -> None:
+    def beat(self, where: str, building: bool = False) -> None:
+        """`building`: the next beat may take as long as a start-up."""
+        self.patience = max(self.timeout, START_UP_SECONDS) if building else self.timeout
         self.beats, self.where, self.last = self.beats + 1, where, time.monotonic()
 
     def stop(self) -> None:
@@ -181,7 +186,7 @@ class Watchdog:
         while not self.stopped.is_set():
             try:
                 self.store.set(str(self.world.rank), f"{self.beats}\t{self.where}")
-                if time.monotonic() - self.last > self.timeout / 4:
+                if time.monotonic() - self.last > self.patience / 4:
                     self.peers = [self._state(rank) for rank in range(self.world.size)]
                 self.answered = time.monotonic()
             except RuntimeError:
@@ -198,22 +203,22 @@ class Watchdog:
         while not self.stopped.wait(self.interval):
             waited = time.monotonic() - self.last
             beats = sum(beats for beats, _ in self.peers)
-            if waited < self.timeout / 2:
+            if waited < self.patience / 2:
                 self.half_way = None
             elif self.half_way is None:
                 self.half_way = beats
-            elif waited > self.timeout:
+            elif waited > self.patience:
                 if beats == self.half_way:
                     self._give_up()
-                self.half_way, self.last = beats, time.monotonic() - self.timeout / 2
+                self.half_way, self.last = beats, time.monotonic() - self.patience / 2
 
     def _give_up(self) -> None:
         behind = min((beats for beats, _ in self.peers), default=0)
         names = [f"rank {rank} (last seen: {where})" for rank, (beats, where) in enumerate(self.peers)
                  if beats == behind]
-        if time.monotonic() - self.answered > self.timeout / 2:
+        if time.monotonic() - self.answered > self.patience / 2:
             names = ["rank 0 (its process, which keeps the group's store, does not answer)"]
-        print(f"lacuna: rank {self.world.rank} made no progress for {self.timeout:.0f} s (train.timeout_seconds) at "
-              f"{self.where}. Waiting for: {', '.join(names)}. Ending this launch; start it again to resume.",
+        print(f"lacuna: rank {self.world.rank} made no progress for {self.patience:.0f} s (train.timeout_seconds) "
+              f"at {self.where}. Waiting for: {', '.join(names)}. Ending this launch; start it again to resume.",
               file=sys.stderr, flush=True)
         os._exit(HUNG_EXIT_CODE)

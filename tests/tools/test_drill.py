@@ -23,8 +23,6 @@ def check(report: dict, faults: list[str], rounds: int) -> None:
     assert {line["fault"] for line in report["faults"]} == set(faults)
     for line in report["faults"]:
         assert (line["lost_samples"], line["duplicated_updates"], line["state_equal"]) == (0, 0, True), line
-    frozen = next(line for line in report["faults"] if line["fault"] == "freeze")
-    assert frozen["detected_after_seconds"] < 60, "named soon after the timeout, not by the collectives' own"
 
 
 def test_a_short_drill(capsys):

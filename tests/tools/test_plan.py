@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 
 from lacuna import state_store
-from lacuna.basics.process_memory import peak_resident_bytes
 from lacuna.data_pipelines.annotation.annotate import SCHEMES, annotate
 from lacuna.data_pipelines.annotation.labelled_rows import LabelledRows
 from lacuna.data_pipelines.index import ShardIndex, Sidecar
 from lacuna.data_pipelines.packing import Layout, pack
 from lacuna.data_pipelines.readers import digits
+from lacuna.tools import launches
 from lacuna.tools.cli import main
 from lacuna.tools.launches import read_lines
-from tests.helpers.launching import Launch, last_checkpoint
+from tests.helpers.launching import ROOT, command, environment, last_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -51,48 +48,22 @@ def plan(capsys, *arguments: str) -> tuple[int, dict]:
     return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-class Watched:
-    """A real run, with its I/O and memory as the kernel counts them."""
+class Counted:
+    """A real run, with its I/O, memory and disk as it counted them itself."""
 
     def __init__(self, path: Path, folder: Path):
-        self.seen: list[tuple[int, dict[str, int]]] = []  # (step, counters of the process)
-        self.peak = self.disk = 0
-        launch = Launch(yaml.safe_load(path.read_text()), folder, 1)
-        watcher = threading.Thread(target=self._watch, args=(launch,))
-        watcher.start()
-        launch.ok()
-        watcher.join()
-        self.folder = launch.folder
-
-    def _watch(self, launch: Launch) -> None:
-        while launch.process.poll() is None:
-            try:
-                proc = Path("/proc", str(launch.process.pid))
-                counters = dict(line.split(": ") for line in (proc / "io").read_text().splitlines())
-            except (OSError, ValueError):
-                break
-            lines = read_lines(str(launch.folder / "metrics.jsonl"))
-            self.peak = max(self.peak, peak_resident_bytes(launch.process.pid))
-            self.seen.append((lines[-1]["step"] if lines else 0, {k: int(v) for k, v in counters.items()}))
-            self.disk = max(self.disk, _bytes_below(launch.folder / "state" / "chunks"))
-            time.sleep(0.01)
+        notes = folder / "counted.jsonl"
+        words = command(1, str(notes), "--config", str(path), script=str(ROOT / "tests" / "helpers" / "counted_run.py"))
+        launch = launches.Launch(words, str(folder / "counted.out"), environment(), str(folder))
+        assert launch.wait() == 0, launch.text()[-5000:]
+        self.seen = read_lines(str(notes))
+        self.peak, self.disk = (max(line[key] for line in self.seen) for key in ("peak", "disk"))
+        self.folder = folder / "planned"
 
     def between(self, first: int, last: int) -> dict[str, int]:
         """Bytes read and written from the end of one step to the end of another."""
-        start = next(counters for step, counters in self.seen if step >= first)
-        end = next(counters for step, counters in self.seen if step >= last)
+        start, end = (next(line for line in self.seen if line["step"] >= step) for step in (first, last))
         return {kind: end[kind] - start[kind] for kind in ("rchar", "wchar")}
-
-
-def _bytes_below(folder: Path) -> int:
-    total = 0
-    for base, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.path.getsize(os.path.join(base, name))
-            except FileNotFoundError:
-                continue
-    return total
 
 
 def test_predictions_are_within_a_fifth_of_what_is_measured(shards, tmp_path, capsys):
@@ -100,7 +71,7 @@ def test_predictions_are_within_a_fifth_of_what_is_measured(shards, tmp_path, ca
     code, planned = plan(capsys, str(path))
     assert (code, planned["problems"]) == (0, [])
     assert (planned["samples"], planned["shards"]) == (1500, 30)
-    run = Watched(path, tmp_path)
+    run = Counted(path, tmp_path)
     steps = planned["phases"][0]["steps_per_epoch"]
     train = [line for line in read_lines(str(run.folder / "metrics.jsonl")) if line["kind"] == "train"]
     assert len(train) == planned["phases"][0]["steps"] == 3 * steps

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import time
 
 import pytest
 
@@ -30,23 +29,18 @@ def long_config(shards, name):
 
 @pytest.mark.parametrize("number", [1, pytest.param(0, marks=pytest.mark.long)])  # rank 0 keeps the group's store
 def test_a_frozen_rank_is_named_after_the_timeout(digit_shards, folder, number):
-    launch = Launch(long_config(digit_shards, f"frozen-{number}"), folder, 2, "train.timeout_seconds=6",
+    launch = Launch(long_config(digit_shards, f"frozen-{number}"), folder, 2, "train.timeout_seconds=20",
                     "data.val=null", launcher=True)
     launch.wait_for_step(3)
     victim = launch.ranks()[number]
     os.kill(victim, signal.SIGSTOP)
-    began = time.monotonic()
     try:
         # The launcher ends the others politely first, which a frozen process cannot hear: let it go on then.
-        while f"Waiting for: rank {number} (" not in launch.text() and time.monotonic() - began < 40:
-            time.sleep(0.2)
-        named_after = time.monotonic() - began
+        launch.wait_until(lambda: f"Waiting for: rank {number} (" in launch.text(), f"rank {number} was named")
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGCONT)
-    assert "made no progress for 6 s (train.timeout_seconds)" in launch.text()
-    assert f"Waiting for: rank {number} (" in launch.text(), launch.text()[-2000:]
-    assert named_after < 30
+    assert "made no progress for 20 s (train.timeout_seconds)" in launch.text()
     assert launch.wait() != 0
 
 

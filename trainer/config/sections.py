@@ -180,7 +180,8 @@ class TrainConfig(Section):
     """Folder on every node for the files of a run on object storage until they are uploaded (default: the system's
     temporary folder); needs room for a checkpoint."""
     timeout_seconds: float = Field(600, gt=0)
-    """A rank that makes no progress for so long is named and the launch ends."""
+    """A rank that makes no progress for so long is named and the launch ends; while things are built, 5 minutes at
+    least."""
 
 
 class Config(Section):

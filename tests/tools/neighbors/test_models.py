@@ -36,6 +36,7 @@ from lacuna.tools.passes.scoring import shard_rows
 from lacuna.tools.passes.trained import load_model, open_trained
 from lacuna.trainer.neighbors import DISTANCES_NAME, FACTS_NAME, MEDIANS_NAME, Neighborhood, stored_fields
 from tests.helpers.pass_jobs import KilledOnce
+from tests.helpers.processes import descendants, lives
 
 MEMORY = 1 << 24
 
@@ -149,10 +150,14 @@ def test_a_killed_command_goes_on_where_it_was(trained, pool, tmp_path, capsys):
     while not (parts.is_dir() and any(path.suffix == ".npz" for path in parts.iterdir())):
         assert command.poll() is None
         time.sleep(0.005)
+    its = descendants(command.pid)
     os.killpg(command.pid, signal.SIGKILL)  # its Ray workers, too, as far as they are in its session
     command.wait()
     assert not os.path.exists(os.path.join(broken, FACTS_NAME))
-    time.sleep(2)  # workers that outlive it finish their shard
+    end = time.monotonic() + 300
+    while any(map(lives, its)):  # workers that outlive it finish their shard
+        assert time.monotonic() < end, "Ray's processes outlive their driver"
+        time.sleep(0.1)
     done = {path.name: path.stat().st_mtime_ns for path in parts.iterdir() if path.suffix == ".npz"}
     assert main(again) == 0
     after = {path.name: path.stat().st_mtime_ns for path in parts.iterdir() if path.suffix == ".npz"}
