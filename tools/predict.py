@@ -92,7 +92,7 @@ def image_paths(given: list[str]) -> Iterator[str]:
 
 def predictions(exported: Exported, paths: list[str], batch: int,
                 with_maps: bool) -> Iterator[tuple[str, Any, Any, Any]]:
-    """(path, model input, probabilities [L], score maps [L, G, G] or None); of a bad image (path, why, None, None)."""
+    """(path, model input, scores [L], score maps [L, G, G] or None); of a bad image (path, why, None, None)."""
     model = exported.model()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)
@@ -109,8 +109,8 @@ def predictions(exported: Exported, paths: list[str], batch: int,
             continue
         with torch.no_grad():
             logits, maps, _ = model(torch.stack(list(inputs.values())).to(device), with_maps=with_maps)
-        scores = torch.sigmoid(logits).cpu().numpy()
-        spread = None if maps is None else torch.sigmoid(maps).cpu().numpy()
+        scores = exported.score(logits).cpu().numpy()
+        spread = None if maps is None else exported.score(maps).cpu().numpy()
         for i, (path, image) in enumerate(inputs.items()):
             yield path, image, scores[i], None if spread is None else spread[i]
 

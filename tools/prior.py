@@ -1,4 +1,4 @@
-"""Estimates how frequent every class is: the mean σ(logit) over a dataset under a model that ignored unknown labels.
+"""Estimates how frequent every class is: the mean score over a dataset under a model that ignored unknown labels.
 
   lacuna prior runs/oi-ignore                                  over its own training set, into runs/oi-ignore/prior.*
   lacuna prior runs/oi-ignore --shards s3://bucket/oi/train --out oi_prior --workers 8
@@ -25,7 +25,7 @@ from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.passes.datasets import training_set
 from lacuna.tools.passes.parts import fingerprint_of
 from lacuna.tools.passes.pool import PoolSettings, add_pool_arguments, open_pool, pool_settings
-from lacuna.tools.passes.scoring import Arrays, bad_of, on_this_device, pass_facts, score, shard_rows
+from lacuna.tools.passes.scoring import Arrays, bad_of, on_this_device, pass_facts, shard_rows
 from lacuna.tools.passes.trained import Trained, open_trained
 from lacuna.tools.run_files import output_folder
 from lacuna.trainer.evaluate import judge_bad
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Prior:
-    prior: np.ndarray  # float64 [L], mean σ(logit)
+    prior: np.ndarray  # float64 [L], mean score
     naive: np.ndarray  # float64 [L], annotated positives ÷ samples
     samples: int
 
@@ -84,7 +84,7 @@ class PriorJob:
         worker = on_this_device(self.trained, self.source)
 
         def work(shard: int) -> Arrays:
-            scores, facts = worker.run(shard, score)
+            scores, facts = worker.scores(shard)
             total = scores.sum(axis=0, dtype=np.float64) if len(scores) else np.zeros(self.source.classes)
             return {"sum": total, **facts}
 

@@ -13,6 +13,7 @@ from lacuna.data_pipelines.source import ShardSource
 from lacuna.data_pipelines.stream import BadSample, EpochStream, SampleMaker
 from lacuna.trainer.bf16 import check
 from lacuna.trainer.config.sections import Config
+from lacuna.trainer.methods import score_of
 from lacuna.trainer.metrics.collector import ScoreCollector
 from lacuna.trainer.metrics.measures import RankingResult
 from lacuna.trainer.models.classifier import Classifier
@@ -24,10 +25,10 @@ log = logging.getLogger("lacuna")
 
 def evaluate(model: Classifier, source: ShardSource, config: Config, world: World, watchdog: Watchdog,
              where: str) -> RankingResult:
-    """Scores are σ(logits). Corrupt samples are left out and named; ranks may hold different numbers of samples."""
+    """Scores are the method's. Corrupt samples are left out and named; ranks may hold different numbers of samples."""
     plan = EpochPlan(source.rows, 0, 0, world.size, EVAL_BATCH * world.size, open_shards=1, shuffle=False)
     first = source.index.rows.cumsum() - source.index.rows
-    collector = ScoreCollector(source.classes)
+    collector, score = ScoreCollector(source.classes), score_of(config.method)
     was_training = model.training
     model.eval()
     bad: list[BadSample] = []
@@ -39,7 +40,7 @@ def evaluate(model: Classifier, source: ShardSource, config: Config, world: Worl
                 logits = model(model_inputs(batch.inputs, config, world))[0]
                 # The ordinal makes tied scores come in the same order on any number of ranks.
                 ordinals = first[batch.shards] + batch.rows
-                collector.add(torch.sigmoid(logits).float().cpu(), batch.labels, ordinals=ordinals)
+                collector.add(score(logits).float().cpu(), batch.labels, ordinals=ordinals)
     model.train(was_training)
     judge_bad([sample for part in world.gather(bad) for sample in part], int(source.rows.sum()),
               config.data.max_bad_fraction, f"data.{where}")

@@ -23,6 +23,7 @@ from lacuna.tools.passes.scoring import ScoreJob, shard_rows
 from lacuna.tools.passes.trained import Trained, load_model, open_trained
 from lacuna.trainer import evaluate as evaluation
 from lacuna.trainer.metrics.collector import ScoreCollector
+from lacuna.trainer.scores import SIGMOID
 from lacuna.trainer.world import World
 from tests.helpers.damaged_shards import blank_out
 
@@ -162,7 +163,7 @@ def test_feature_models_reach_onnx(tmp_path):
     from safetensors.torch import save_file
 
     save_file(weights.state_dict(), tmp_path / "model.safetensors")
-    exported = Exported(str(tmp_path), ["a", "b", "c"], [], None, {}, architecture,
+    exported = Exported(str(tmp_path), ["a", "b", "c"], [], SIGMOID, None, {}, architecture,
                         file_digest(str(tmp_path / "model.safetensors")), {})
     exported.save()
     assert export_onnx(Exported.load(str(tmp_path))) in (None, pytest.approx(0, abs=1e-6))

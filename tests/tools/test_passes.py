@@ -15,7 +15,7 @@ from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.passes.parts import Parts
 from lacuna.tools.passes.pool import PoolSettings, open_pool
-from lacuna.tools.passes.scoring import ScoreJob, ShardModel, bad_of, score, shard_rows
+from lacuna.tools.passes.scoring import ScoreJob, ShardModel, bad_of, shard_rows
 from lacuna.tools.passes.trained import check_classes, load_model, open_trained
 from tests.helpers.pass_jobs import KilledOnce, Squares
 
@@ -116,7 +116,7 @@ def test_trained_model_is_the_best_checkpoint(trained, job, expected):
     assert open_trained(trained.checkpoint) == trained
     assert trained.classes == job.source.index.classes
     worker = ShardModel(load_model(trained, job.source, torch.device("cpu")), job.source, trained.config)
-    scores, facts = worker.run(0, score)
+    scores, facts = worker.scores(0)
     part = Parts(str(expected), job.fingerprint).read(0)
     assert np.array_equal(scores, part["scores"])
     assert bad_of(part) == []

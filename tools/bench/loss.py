@@ -1,10 +1,13 @@
-"""CSL's loss at OpenImages size, forward and backward on one thread, against torch's fused binary cross-entropy.
+"""Losses at OpenImages size, forward and backward on one thread, against torch's fused binary cross-entropy.
 
-Ratios (CSL's time ÷ binary cross-entropy's; both start from float32 logits and the batch's int8 labels):
+Ratios (the loss's time ÷ binary cross-entropy's; both start from float32 logits and the batch's int8 labels):
   csl_vs_bce          selective with the K likeliest unknown entries of each image ignored (the paper)
   csl_batch_vs_bce    with the K·B likeliest of the batch ignored (the released code)
   csl_vs_float_bce    the first again, against cross-entropy whose float32 targets are ready made
-  topk_vs_ours        torch.topk's time ÷ ours for the selection alone
+  selection_vs_bce    `selection` on logits of a trained model, about 8 expected positives per image
+  selection_wide_vs_bce   the same on the logits of the other measurements, hundreds of expected positives per image
+  topk_vs_ours        torch.topk's time ÷ ours for choosing the K likeliest alone
+`selection` in the JSON: its nodes, and its largest error of ln P against 256 nodes in float64 on both kinds of logits.
 Times are the best of many alternating repeats: other programs can only add to them.
 `differences`, each 0: between the gradients of the two cross-entropies (largest), and the number of entries that only
 one of our selection and torch.topk's has.
@@ -26,12 +29,16 @@ from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.methods import build_method
 from lacuna.trainer.methods.base import Method, Outputs, Step, Task, positive
+from lacuna.trainer.methods.selection.hidden import NODES
+from lacuna.trainer.methods.selection.likelihood import fixed
 from lacuna.trainer.methods.top_entries import top_entries
 from lacuna.trainer.world import World
 
 # The paper's OpenImages settings.
 _CSL = {"name": "csl", "gamma_positive": 1, "gamma_negative": 2, "gamma_unknown": 7}
 _ANNOTATED = 10  # known entries of an image, half of them positive
+_EXPECTED = 8  # positives per image that a trained model expects
+_MANY, _CHECKED = 256, 8  # nodes of the exact likelihood, and rows that are compared with it
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -49,21 +56,28 @@ def run(quick: bool, args: argparse.Namespace) -> dict:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        subjects = calls(args.batch, args.classes, args.top)
+        logits, labels = draw(args.batch, args.classes)
+        subjects = calls(logits, labels, args.top)
         times = measure(subjects, repeats)
         differences = compare(subjects)
+        errors = {kind: selection_error(values, labels) for kind, values in logits.items()}
     finally:
         torch.set_num_threads(before)
     for name, seconds in times.items():
-        print(f"{name:<10} {seconds * 1e3:7.2f} ms", flush=True)
+        print(f"{name:<14} {seconds * 1e3:7.2f} ms", flush=True)
     return {
         "ratios": {
             "csl_vs_bce": round(times["csl"] / times["bce"], 2),
             "csl_batch_vs_bce": round(times["csl_batch"] / times["bce"], 2),
             "csl_vs_float_bce": round(times["csl"] / times["float_bce"], 2),
+            "selection_vs_bce": round(times["selection"] / times["bce"], 2),
+            "selection_wide_vs_bce": round(times["selection_wide"] / times["bce"], 2),
             "topk_vs_ours": round(times["topk"] / times["ours"], 2),
         },
         "differences": differences,
+        "selection": {"nodes": NODES, "error": errors["trained"], "error_wide": errors["wide"],
+                      "expected_positives": round(float(torch.sigmoid(logits["trained"]).sum(1).mean()), 2),
+                      "expected_positives_wide": round(float(torch.sigmoid(logits["wide"]).sum(1).mean()), 2)},
         "milliseconds": {name: round(seconds * 1e3, 3) for name, seconds in times.items()},
         "batch": args.batch, "classes": args.classes, "top": args.top, "repeats": repeats, "threads": 1,
     }
@@ -78,15 +92,12 @@ def compare(subjects: dict[str, Callable[[], torch.Tensor]]) -> dict[str, float]
             "selected_entries": len(chosen[0] ^ chosen[1])}
 
 
-def calls(rows: int, classes: int, top: int) -> dict[str, Callable[[], torch.Tensor]]:
+def calls(logits: dict[str, torch.Tensor], labels: torch.Tensor, top: int) -> dict[str, Callable[[], torch.Tensor]]:
     """What is measured, by name: gradients of a loss, or the selected columns of each row."""
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(rows, classes, generator=generator) * 2 - 4
-    labels = torch.full((rows, classes), UNKNOWN, dtype=torch.int8)
-    known = torch.randint(classes, (rows, _ANNOTATED), generator=generator)
-    labels.scatter_(1, known[:, ::2], POSITIVE).scatter_(1, known[:, 1::2], NEGATIVE)
+    rows, classes = labels.shape
+    wide = logits["wide"]
     shards = np.zeros(rows, np.int64)
-    batch = Batch(logits, labels, shards, np.arange(rows), torch.zeros(rows, 4),
+    batch = Batch(wide, labels, shards, np.arange(rows), torch.zeros(rows, 4),
                   torch.zeros(rows, dtype=torch.bool), shards)
     counts = np.zeros(classes, np.int64)
     task = Task(classes, rows, counts, counts, fully_annotated=False)
@@ -94,11 +105,11 @@ def calls(rows: int, classes: int, top: int) -> dict[str, Callable[[], torch.Ten
     targets = positive(labels).float()
 
     def cross_entropy(make_targets: Callable[[], torch.Tensor]) -> torch.Tensor:
-        leaf = logits.clone().requires_grad_()
+        leaf = wide.clone().requires_grad_()
         F.binary_cross_entropy_with_logits(leaf, make_targets()).backward()
         return gradient(leaf)
 
-    def ours(method: Method) -> torch.Tensor:
+    def ours(method: Method, logits: torch.Tensor = wide) -> torch.Tensor:
         leaf = logits.clone().requires_grad_()
         (method.loss(Outputs(leaf), batch, step).per_sample.sum() / step.samples).backward()
         return gradient(leaf)
@@ -109,14 +120,47 @@ def calls(rows: int, classes: int, top: int) -> dict[str, Callable[[], torch.Ten
 
     per_image = build_method({**_CSL, "top": top}, task)
     of_batch = build_method({**_CSL, "top": top, "budget": "batch"}, task)
+    selection = build_method({"name": "selection"}, task)
     return {
         "bce": lambda: cross_entropy(lambda: positive(labels).float()),
         "float_bce": lambda: cross_entropy(lambda: targets),
         "csl": lambda: ours(per_image),
         "csl_batch": lambda: ours(of_batch),
-        "topk": lambda: torch.topk(logits, min(top, classes), sorted=False).indices,
-        "ours": lambda: top_entries(logits, top)[1],
+        "selection": lambda: ours(selection, logits["trained"]),
+        "selection_wide": lambda: ours(selection),
+        "topk": lambda: torch.topk(wide, min(top, classes), sorted=False).indices,
+        "ours": lambda: top_entries(wide, top)[1],
     }
+
+
+def draw(rows: int, classes: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """(logits [rows, classes] by kind, labels): `wide` ones, and the same shifted to Σp ≈ 8 per image."""
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(rows, classes, generator=generator) * 2 - 4
+    low, high = -40.0, 40.0
+    for _ in range(40):
+        shift = (low + high) / 2
+        many = float(torch.sigmoid(wide + shift).sum(1).mean()) > min(_EXPECTED, classes / 2)
+        low, high = (low, shift) if many else (shift, high)
+    labels = torch.full((rows, classes), UNKNOWN, dtype=torch.int8)
+    known = torch.randint(classes, (rows, _ANNOTATED), generator=generator)
+    labels.scatter_(1, known[:, ::2], POSITIVE).scatter_(1, known[:, 1::2], NEGATIVE)
+    return {"wide": wide, "trained": wide + shift}, labels
+
+
+def selection_error(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    """The largest |Δ ln P| of some rows against many nodes in float64, the integral as it is written down."""
+    x, w = np.polynomial.legendre.leggauss(_MANY)
+    s, weights = torch.from_numpy((x + 1) / 2), torch.from_numpy(w / 2)
+    errors = []
+    for a, z in zip(logits[:_CHECKED].double(), labels[:_CHECKED], strict=True):
+        shown, hidden = z == POSITIVE, z == UNKNOWN
+        m = int(shown.sum())
+        inside = torch.log1p(-torch.sigmoid(a[hidden]) * s[:, None]).sum(1) + (m - 1) * torch.log(s)
+        known = F.logsigmoid(a[shown]).sum() + F.logsigmoid(-a[z == NEGATIVE]).sum()
+        exact = known + (torch.logsumexp(torch.log(m * weights) + inside, 0) if m else 0)
+        errors.append(abs(float(exact + fixed(a.float()[None], z[None]).surprise)))
+    return max(errors)
 
 
 def measure(subjects: dict[str, Callable[[], torch.Tensor]], repeats: int) -> dict[str, float]:

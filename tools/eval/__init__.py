@@ -43,6 +43,7 @@ from lacuna.tools.passes.datasets import add_val_arguments, open_dataset, val_se
 from lacuna.tools.passes.pool import Pool, PoolSettings, add_pool_arguments, open_pool, pool_settings
 from lacuna.tools.passes.scoring import ScoreJob, shard_rows
 from lacuna.tools.passes.trained import Trained, open_trained
+from lacuna.trainer.methods import score_of
 from lacuna.trainer.metrics.measures import RankingResult
 
 PROTOCOLS = ("multilabel", "real", "openimages", "lvis")
@@ -265,4 +266,4 @@ def _thresholds(args: argparse.Namespace, names: Names) -> np.ndarray | None:
 def _keep_thresholds(args: argparse.Namespace, chosen: RankingResult, names: Names, trained: Trained) -> None:
     if args.thresholds_out:
         source = {"chosen_on": args.val, "checkpoint": trained.checkpoint, "weights": trained.digest}
-        write_thresholds(args.thresholds_out, chosen, *names, source)
+        write_thresholds(args.thresholds_out, chosen, *names, score_of(trained.config.method).rule, source)

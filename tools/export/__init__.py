@@ -37,7 +37,9 @@ from lacuna.tools.passes.parts import Parts
 from lacuna.tools.passes.pool import PoolSettings, add_pool_arguments, open_pool, pool_settings
 from lacuna.tools.passes.scoring import ScoreJob, shard_rows
 from lacuna.tools.passes.trained import Trained, open_trained, read_weights
+from lacuna.trainer.methods import score_of
 from lacuna.trainer.models.classifier import Classifier, spatial_side
+from lacuna.trainer.scores import Score
 
 _ONNX_TOLERANCE = 1e-3  # of probabilities; other kernels add up in other orders
 
@@ -66,7 +68,8 @@ def run(args: argparse.Namespace) -> None:
     val = val_set(trained, args)
     thresholds = None if val is None else _thresholds(trained, val, pool_settings(args))
     if args.thresholds:
-        thresholds = read_thresholds(args.thresholds, trained.classes, trained.class_ids)
+        thresholds = read_thresholds(args.thresholds, trained.classes, trained.class_ids,
+                                     score_of(trained.config.method).rule)
     facts = {"out": args.out, "checkpoint": trained.checkpoint, "classes": len(trained.classes),
              "thresholds": int(np.isfinite(thresholds).sum()) if thresholds is not None else None,
              "files": [WEIGHTS, LABELS]}
@@ -127,8 +130,8 @@ def export(trained: Trained, out: str, thresholds: np.ndarray | None, thresholds
     shutil.move(path + ".partial", path)
     source = {"run": trained.run, "checkpoint": os.path.basename(trained.checkpoint), "weights": trained.weights,
               "method": config.method["name"], "precision": config.train.precision, "thresholds_from": thresholds_from}
-    exported = Exported(out, trained.classes, trained.class_ids, thresholds, preprocessing, architecture,
-                        file_digest(path), source)
+    exported = Exported(out, trained.classes, trained.class_ids, score_of(config.method), thresholds, preprocessing,
+                        architecture, file_digest(path), source)
     exported.save()
     return exported
 
@@ -150,19 +153,19 @@ def best_thresholds(parts: Parts, source: ShardSource, most_bad: float) -> np.nd
 
 
 class _Outputs(torch.nn.Module):
-    def __init__(self, model: Classifier):
+    def __init__(self, model: Classifier, score: Score):
         super().__init__()
-        self.model = model
+        self.model, self.score = model, score
 
     def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self.model(inputs)[0]
-        return logits, torch.sigmoid(logits)
+        return logits, self.score(logits)
 
 
 def export_onnx(exported: Exported) -> float | None:
     """Write model.onnx; the largest difference of its probabilities, or None if there is no onnxruntime to ask."""
     path = os.path.join(exported.folder, ONNX)
-    model = _Outputs(exported.model()).eval()
+    model = _Outputs(exported.model(), exported.score).eval()
     example = _example(exported, 2)
     try:
         torch.onnx.export(model, (example,), path, input_names=["inputs"], output_names=["logits", "probabilities"],

@@ -1,7 +1,7 @@
 """A model folder: weights, what the outputs are called, and how an image becomes an input; needs no run and no shards.
 
     model.safetensors   the weights
-    labels.json         class names and ids, thresholds, preprocessing, architecture, where it comes from
+    labels.json         class names and ids, activation, thresholds, preprocessing, architecture, where it comes from
     model.onnx          the same network for other runtimes (uint8 pixels in, logits and probabilities out), if asked
 """
 
@@ -21,10 +21,10 @@ from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.augment import Augment, SampleRng
 from lacuna.trainer.config.sections import DataConfig, ModelConfig, SplitConfig
 from lacuna.trainer.models.classifier import Classifier, build_model
+from lacuna.trainer.scores import SCORES, Score
 
-VERSION = 1
+VERSION = 2
 WEIGHTS, LABELS, ONNX = "model.safetensors", "labels.json", "model.onnx"
-RULE = "predict a class where sigmoid(logit) >= threshold; null: never"
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Exported:
     folder: str  # or URL
     classes: list[str]
     class_ids: list[str]
+    score: Score  # of logits
     thresholds: np.ndarray | None  # float64 [L]; infinite for classes that are never predicted
     preprocessing: dict[str, Any]
     architecture: dict[str, Any]
@@ -44,7 +45,8 @@ class Exported:
         if self.thresholds is not None:
             limits = [float(value) if np.isfinite(value) else None for value in self.thresholds]
         ids: list[str] | list[None] = self.class_ids or [None] * len(self.classes)
-        body = {"version": VERSION, "rule": RULE if self.thresholds is not None else None,
+        body = {"version": VERSION, "activation": self.score.name,
+                "rule": self.score.rule if self.thresholds is not None else None,
                 "classes": [{"name": name, "id": identity, "threshold": limit}
                             for name, identity, limit in zip(self.classes, ids, limits, strict=True)],
                 "preprocessing": self.preprocessing, "architecture": self.architecture,
@@ -61,7 +63,8 @@ class Exported:
             limits = None if body["rule"] is None else np.array(
                 [np.inf if c["threshold"] is None else c["threshold"] for c in body["classes"]], np.float64)
             ids = [c["id"] for c in body["classes"]]
-            return cls(folder, [c["name"] for c in body["classes"]], ids if all(ids) else [], limits,
+            return cls(folder, [c["name"] for c in body["classes"]], ids if all(ids) else [],
+                       SCORES[body["activation"]], limits,
                        body["preprocessing"], body["architecture"], body["sha256"][WEIGHTS], body["source"])
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"{where}: no such file, so {folder} is not a model folder. Make one with `lacuna export "

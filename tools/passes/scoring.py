@@ -21,6 +21,7 @@ from lacuna.tools.passes.parts import absolute, fingerprint_of
 from lacuna.tools.passes.trained import Trained, load_model
 from lacuna.trainer.config.sections import Config
 from lacuna.trainer.evaluate import EVAL_BATCH, autocast, eval_stream, model_inputs
+from lacuna.trainer.methods import score_of
 from lacuna.trainer.models.classifier import Classifier
 from lacuna.trainer.world import World
 
@@ -55,10 +56,10 @@ class ShardModel:
         facts = {"rows": np.concatenate(places) if places else np.zeros(0, np.int64), "bad": _pack_bad(bad)}
         return (np.concatenate(answers) if answers else np.zeros((0, 0), np.float32)), facts
 
-
-def score(model: Classifier, inputs: torch.Tensor) -> torch.Tensor:
-    """σ(logits) [B, L]."""
-    return torch.sigmoid(model(inputs)[0])
+    def scores(self, shard: int) -> tuple[np.ndarray, Arrays]:
+        """(scores [n, L] as the run's method makes them of logits, facts)."""
+        score = score_of(self.config.method)
+        return self.run(shard, lambda model, inputs: score(model(inputs)[0]))
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class ScoreJob:
         worker = on_this_device(self.trained, self.source)
 
         def work(shard: int) -> Arrays:
-            scores, facts = worker.run(shard, score)
+            scores, facts = worker.scores(shard)
             return {"scores": scores, **facts}
 
         return work
@@ -90,7 +91,7 @@ def on_this_device(trained: Trained, source: ShardSource) -> ShardModel:
 
 
 def pass_facts(trained: Trained, source: ShardSource) -> dict:
-    """What a pass's numbers depend on: weights, how images are prepared, and which samples there are."""
+    """What a pass's numbers depend on: weights, how images are prepared and scores made, and which samples."""
     data, index = trained.config.data, source.index
     # Shards of small images may agree in every size, and then two sets have one index fingerprint: look at keys too.
     some = sorted({0, len(index.shards) - 1})
@@ -98,7 +99,8 @@ def pass_facts(trained: Trained, source: ShardSource) -> dict:
     return {"weights": trained.digest, "index": index.fingerprint, "url": absolute(index.url), "keys": keys,
             "subset": source.subset.fingerprint if source.subset else "all rows",
             "inputs": [data.image_size, data.eval_crop, data.normalize],
-            "precision": trained.config.train.precision, "batch": EVAL_BATCH}
+            "precision": trained.config.train.precision, "batch": EVAL_BATCH,
+            "score": score_of(trained.config.method).name}
 
 
 def shard_rows(source: ShardSource) -> dict[int, int]:

@@ -20,9 +20,10 @@ from lacuna.basics.progress import progress
 from lacuna.tools.report.beliefs import beliefs_of
 from lacuna.tools.report.comparing import class_table, config_differences, gap_closed
 from lacuna.tools.report.page import render
-from lacuna.tools.report.recorded_run import RecordedRun
+from lacuna.tools.report.recorded_run import Lacks, RecordedRun
 from lacuna.tools.report.strips import strips_of
 from lacuna.tools.run_files import output_folder
+from lacuna.trainer.methods import score_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +63,7 @@ def page_data(folders: list[RecordedRun], oracle: RecordedRun | None, args: argp
         def lacks(what: str, why: str, run: str = folder.name) -> None:
             absent.append({"run": run, "what": what, "why": why})
 
+        _say_if_scores_only_rank(folder, lacks)
         runs.append({**folder.facts(lacks), "beliefs": beliefs_of(folder, args.full_labels, args.samples, args.score,
                                                                   lacks),
                      "strips": strips_of(folder, args.full_labels, args.images, lacks)})
@@ -69,3 +71,11 @@ def page_data(folders: list[RecordedRun], oracle: RecordedRun | None, args: argp
         absent.append({"run": "", "what": "gap closed", "why": "no run with full labels was given: pass --oracle RUN."})
     return {"runs": runs, "absent": absent, "classes": class_table(folders), "config": config_differences(folders),
             "gap": gap_closed(folders, oracle) if oracle else None}
+
+
+def _say_if_scores_only_rank(folder: RecordedRun, lacks: Lacks) -> None:
+    score = score_of(folder.config.method)
+    if not score.per_class:
+        lacks("probabilities of single classes", f"the scores of method {folder.config.method['name']!r} are "
+              f"{score.formula}: they add up to 1 over the classes. They rank images, and thresholds chosen on "
+              "validation images hold, but a score is not the probability that its class is in the image.")

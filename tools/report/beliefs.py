@@ -119,7 +119,7 @@ def probabilities(field: Field, stored: np.ndarray) -> np.ndarray:
 
 
 def _checkpoint_views(folder: RecordedRun, source: ShardSource) -> Iterator[View]:
-    from lacuna.tools.passes.scoring import on_this_device, score
+    from lacuna.tools.passes.scoring import on_this_device
     from lacuna.tools.passes.trained import finished_checkpoints, open_trained
 
     checkpoints = finished_checkpoints(folder.path)
@@ -129,7 +129,7 @@ def _checkpoint_views(folder: RecordedRun, source: ShardSource) -> Iterator[View
         model = on_this_device(open_trained(checkpoint), source)
 
         def shard(number: int, model=model) -> tuple[np.ndarray, np.ndarray]:
-            values, facts = model.run(number, score)
+            values, facts = model.scores(number)
             return values, facts["rows"]
 
         yield View(step_of(checkpoint), shard)

@@ -24,13 +24,16 @@ from lacuna.trainer.methods import (
     mime,
     scob,
     scpnet,
+    softmax,
     verelst,
     vlpl,
 )
 from lacuna.trainer.methods.base import Method, Task
 from lacuna.trainer.methods.role import method as role
+from lacuna.trainer.methods.selection import method as selection
 from lacuna.trainer.methods.soft_exposure import baselines as soft_exposure
 from lacuna.trainer.methods.soft_exposure import neighbors as se
+from lacuna.trainer.scores import Score
 
 _GRID, _WIDTH = 14, 2048  # of an example: a ResNet-50 on 448-pixel images
 METHODS: dict[str, type[Method]] = {
@@ -75,7 +78,14 @@ METHODS: dict[str, type[Method]] = {
     "scob": scob.Scob,
     "scpnet": scpnet.Scpnet,
     "ccd": ccd.Ccd,
+    "selection": selection.Selection,
+    "softmax": softmax.Softmax,
 }
+
+
+def score_of(body: dict) -> Score:
+    """How the method of a config's `method` section makes scores of logits."""
+    return METHODS.get(body["name"], Method).score  # a method registered elsewhere is not here to say
 
 
 def build_method(body: dict, task: Task) -> Method:

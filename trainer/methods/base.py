@@ -17,6 +17,7 @@ from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from lacuna.data_pipelines.stream import Batch
 from lacuna.state_store import Field
+from lacuna.trainer.scores import SIGMOID, Score
 from lacuna.trainer.state_rows import NO_ROWS, Masked, StateRows
 from lacuna.trainer.world import World
 
@@ -153,6 +154,8 @@ class Method(Generic[SettingsT]):
 
     settings_type: ClassVar[type[Settings]] = Settings
     paper: ClassVar[str] = ""
+    score: ClassVar[Score] = SIGMOID
+    """How logits become the scores that are ranked, thresholded and exported."""
     class_state: ClassVar[dict[str, str]] = {}
     """What `state` holds once a run is under way, name → dtype and shape, for `lacuna methods`."""
 

@@ -8,13 +8,17 @@ from lacuna.tools.cli import main
 from tests.helpers.benches import bench, is_quotient
 
 RATIOS = {"csl_vs_bce": ("csl", "bce"), "csl_batch_vs_bce": ("csl_batch", "bce"),
-          "csl_vs_float_bce": ("csl", "float_bce"), "topk_vs_ours": ("topk", "ours")}
+          "csl_vs_float_bce": ("csl", "float_bce"), "selection_vs_bce": ("selection", "bce"),
+          "selection_wide_vs_bce": ("selection_wide", "bce"), "topk_vs_ours": ("topk", "ours")}
 
 
 def test_contenders_agree_and_ratios_are_those_of_the_times():
     report, _ = bench("loss", "--quick", "--batch", "3", "--classes", "500", "--top", "7", "--repeats", "2")
     assert (report["batch"], report["classes"], report["top"], report["repeats"]) == (3, 500, 7, 2)
     assert report["differences"] == {"bce_gradients": 0.0, "selected_entries": 0}
+    assert report["selection"]["nodes"] > 1
+    assert max(report["selection"]["error"], report["selection"]["error_wide"]) < 1e-4
+    assert report["selection"]["expected_positives"] == 8
     times = report["milliseconds"]
     assert set(report["ratios"]) == set(RATIOS)
     for name, (above, below) in RATIOS.items():

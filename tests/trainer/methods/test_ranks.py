@@ -27,6 +27,7 @@ METHODS = [
     {"name": "csl", "budget": "batch", "top": 100},
     {"name": "csl", "top": 2, "clip": 0.05},
     {"name": "asl"}, {"name": "hill"}, {"name": "splc"}, {"name": "em"}, {"name": "gr"},
+    {"name": "selection"}, {"name": "selection", "shown": "independent", "q": 0.3}, {"name": "softmax"},
     {"name": "ne"}, {"name": "wne"}, {"name": "fe"}, {"name": "ls", "temperature": 3.0},
 ]
 # With a model, views, rows and a memory of their own; two steps, so that what the first one kept matters.

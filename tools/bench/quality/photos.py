@@ -30,6 +30,7 @@ from lacuna.trainer.methods.base import EpochStart, Method, Outputs, Scored, Ste
 from lacuna.trainer.metrics.collector import ScoreCollector
 from lacuna.trainer.models.classifier import Classifier
 from lacuna.trainer.sample_state import NoState, SampleState
+from lacuna.trainer.scores import Score
 from lacuna.trainer.world import World
 
 BATCH, STREAMS, OPEN_SHARDS = 32, 4, 2
@@ -128,7 +129,7 @@ class PhotoTrials:
             optimizer = torch.optim.Adam(learns, lr=lr)
             for epoch in range(epochs):
                 steps = head.epoch(active, rows, optimizer, phase, epoch, epochs, len(curve))
-                curve.append({name: self.map_of(head, name) for name in ("val", "test")})
+                curve.append({name: self.map_of(head, name, active.score) for name in ("val", "test")})
             active.end_phase(epochs * steps)
         state.close()
         best = max(curve[WARM_EPOCHS:], key=lambda epoch: epoch["val"])  # the warm-up is the same for all
@@ -146,7 +147,7 @@ class PhotoTrials:
         return Task(source.classes, int(source.rows.sum()), positives, negatives, source.sidecar.unlisted == NEGATIVE,
                     self.crops[0]["maps"].shape[-1], float(found), seed, self.crops[0]["maps"].shape[1])
 
-    def map_of(self, head: Head, name: str) -> float:
+    def map_of(self, head: Head, name: str, score: Score) -> float:
         part = head.inputs or "pooled"
         if (name, part) not in self._tests:
             self._tests[name, part] = _tested(self.views, name, part)
@@ -154,7 +155,7 @@ class PhotoTrials:
         collector = ScoreCollector(labels.shape[1])
         with torch.no_grad():
             logits = [head.model(part.float())[0] for part in inputs.split(_TEST_BATCH)]
-            collector.add(torch.sigmoid(torch.cat(logits)), labels, ordinals=np.arange(len(labels)))
+            collector.add(score(torch.cat(logits)), labels, ordinals=np.arange(len(labels)))
         return collector.result(None).summary()["map"]
 
 

@@ -22,15 +22,17 @@ from lacuna.state_store.moving import BulkWriter
 from lacuna.tools.import_scores import SNAPSHOT, new_store
 from lacuna.trainer import whole_run
 from lacuna.trainer.evaluate import EVAL_BATCH, eval_stream
+from lacuna.trainer.methods import score_of
 
 
 def scored(run: whole_run.Run, source: ShardSource) -> Iterator[tuple[Batch, torch.Tensor]]:
-    """Every sample once with its probabilities [B, L], by the weights that were tested."""
+    """Every sample once with its scores [B, L], by the weights that were tested."""
     plan = EpochPlan(source.rows, 0, 0, 1, EVAL_BATCH, open_shards=1, shuffle=False)
+    score = score_of(run.config.method)
     run.model.eval()
     with eval_stream(source, plan, run.config, run.world) as stream, torch.no_grad():
         for batch in stream:
-            yield batch, torch.sigmoid(run.model(batch.inputs)[0])
+            yield batch, score(run.model(batch.inputs)[0])
 
 
 def is_table(url: str) -> bool:

@@ -8,7 +8,7 @@ from scipy.stats import gamma
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from lacuna.trainer.methods.selection.hidden import interval
 from lacuna.trainer.methods.selection.likelihood import fixed
-from tests.trainer.methods.selection.label_sets import log_likelihood
+from tests.helpers.label_sets import log_likelihood
 
 
 def logits_of(total, classes, spread, rng):

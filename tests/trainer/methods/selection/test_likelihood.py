@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from lacuna.trainer.methods.selection.likelihood import fixed, independent
+from tests.helpers.label_sets import by_enumeration
 from tests.helpers.oracles import LOGITS, OBSERVED
-from tests.trainer.methods.selection.label_sets import by_enumeration
 
 
 def random_rows(seed, classes, rows=6, dtype=torch.float64):

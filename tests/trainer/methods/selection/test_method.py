@@ -1,0 +1,64 @@
+"""`selection` trains by the likelihood that its settings name, estimates and keeps q, and refuses vain settings."""
+
+import numpy as np
+import pytest
+import torch
+
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.labels import POSITIVE
+from lacuna.trainer.methods import build_method
+from lacuna.trainer.methods.base import Task
+from tests.helpers.label_sets import by_enumeration
+from tests.helpers.loss_checks import assert_finite, random_case, total
+from tests.helpers.oracles import LOGITS, OBSERVED
+
+
+def mean_by_enumeration(a, z, q=None):
+    return np.mean([by_enumeration(logits, labels, q)[0] for logits, labels in zip(a, z, strict=True)]) / a.shape[1]
+
+
+def test_golden_value():
+    assert float(total("selection", torch.tensor(LOGITS), OBSERVED)) == pytest.approx(0.170362, abs=1e-6)
+
+
+@pytest.mark.parametrize("q", [None, 0.3, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]])
+def test_the_loss_is_the_mean_over_all_label_sets(q):
+    a, z = random_case(7)
+    settings = {} if q is None else {"shown": "independent", "q": q}
+    each = None if q is None else np.broadcast_to(q, a.shape[1])
+    value = total("selection", torch.tensor(a, dtype=torch.float32), z, **settings)
+    assert float(value) == pytest.approx(mean_by_enumeration(a, z, each), rel=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{}, {"shown": "independent", "q": 0.3}])
+def test_odd_inputs_stay_finite(settings):
+    assert_finite("selection", **settings)
+
+
+def task(z, k=None):
+    return Task(z.shape[1], len(z), (z == POSITIVE).sum(0), np.zeros(z.shape[1], np.int64), False, full_positives=k)
+
+
+@pytest.mark.parametrize(("settings", "k"), [({}, 4.0), ({"q": "estimated"}, 4.0), ({"expected_positives": 4.0}, 9.0)])
+def test_q_is_estimated_from_the_expected_positives(settings, k):
+    _, z = random_case(7)
+    method = build_method({"name": "selection", "shown": "independent", **settings}, task(z, k))
+    assert method.state()["q"].item() == pytest.approx((z == POSITIVE).sum(1).mean() / 4.0)
+    resumed = build_method({"name": "selection", "shown": "independent", **settings}, task(z, 2 * k))
+    resumed.load_state(method.state())
+    assert torch.equal(resumed.state()["q"], method.state()["q"])
+
+
+@pytest.mark.parametrize(("settings", "k", "words"), [
+    ({"q": 0.5}, None, "no effect with shown: fixed"),
+    ({"expected_positives": 3.0}, None, "no effect with shown: fixed"),
+    ({"shown": "independent", "q": 1.0}, None, r"q.*less than 1"),
+    ({"shown": "independent", "q": 0}, None, r"q.*greater than 0"),
+    ({"shown": "independent", "q": [0.5, 0.5]}, None, "2 numbers, but there are 9 classes"),
+    ({"shown": "independent"}, None, "expected_positives"),
+    ({"shown": "independent"}, 0.1, r"cannot be estimated: data.train shows .* positives per image, of 0.1"),
+    ({"shown": "some"}, None, "fixed"),
+])
+def test_settings_without_sense_are_named(settings, k, words):
+    with pytest.raises(UserError, match=words):
+        build_method({"name": "selection", **settings}, task(random_case(7)[1], k))

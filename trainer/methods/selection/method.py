@@ -1,0 +1,80 @@
+"""`selection`: the likelihood of how partial labels arise (likelihood.py); ours, no paper.
+
+Reduction: −ln P / L, a **mean** over classes and over the global batch, as binary cross entropy: with the sum's λ, the
+head's coupled weight decay is λ / L.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.stream import Batch
+from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, Task, expected_positives
+from lacuna.trainer.methods.selection.likelihood import fixed, independent
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+
+
+class SelectionSettings(Settings):
+    shown: Literal["fixed", "independent"] = "fixed"
+    """fixed: an annotator shows a given number of positives, whatever their number (one positive per image; "name up to
+    three"). independent: every positive is shown with probability q on its own (a share of all labels is known; a quota
+    per class). To tell: do images with more objects have more shown positives? Then independent."""
+    q: Share | list[Share] | Literal["estimated"] | None = None
+    """How likely a positive is shown, with `shown: independent`: a number, one per class, or `estimated` (the default):
+    shown positives per image ÷ expected positives per image."""
+    expected_positives: float | None = Field(None, gt=0)
+    """k, for q = estimated: the mean number of positives per image; default: that of fully labelled images."""
+
+    @model_validator(mode="after")
+    def _q_is_used(self) -> SelectionSettings:
+        if self.shown == "fixed" and (self.q is not None or self.expected_positives is not None):
+            raise ValueError("q and expected_positives have no effect with shown: fixed; set shown: independent, or "
+                             "leave them out")
+        return self
+
+
+class Selection(Method[SelectionSettings]):
+    """Maximum likelihood under a model of how labels come to be shown: unknown entries are neither negatives nor
+    ignored, but hidden with the probability that the model and the way of annotation give them. The gradient is
+    p − E[y | shown labels]. Its Σp comes out too high: it ranks, it does not count."""
+
+    paper = "ours; the derivation is in trainer/methods/selection"
+
+    def __init__(self, settings: SelectionSettings, task: Task):
+        super().__init__(settings, task)
+        self.q = _share(settings, task) if settings.shown == "independent" else None
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {} if self.q is None else {"q": self.q}
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        """The q that the run began with, whatever happened to the images it was estimated from."""
+        self.q = state.get("q")
+
+    def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
+        logits, labels = outputs.logits, batch.labels
+        if self.q is None:
+            return LossTerms(fixed(logits, labels).loss(logits))
+        self.q = self.q.to(logits.device)  # once
+        return LossTerms(independent(logits, labels, self.q).loss(logits))
+
+
+def _share(settings: SelectionSettings, task: Task) -> torch.Tensor:
+    """q, a scalar or [L]."""
+    if isinstance(settings.q, list) and len(settings.q) != task.classes:
+        raise UserError(f"method.q has {len(settings.q)} numbers, but there are {task.classes} classes. Give one for "
+                        "all of them, one per class, or 'estimated'.")
+    if isinstance(settings.q, float | list):
+        return torch.tensor(settings.q, dtype=torch.float32)
+    k = expected_positives(settings.expected_positives, task)
+    shown = float(task.positives.sum()) / task.samples
+    if not 0 < shown < k:
+        raise UserError(f"method.q cannot be estimated: data.train shows {shown:.3g} positives per image, of {k:.3g} "
+                        "expected ones. Give method.q, a number between 0 and 1, or a larger "
+                        "method.expected_positives; with full labels use the method 'bce'.")
+    return torch.tensor(shown / k, dtype=torch.float32)
