@@ -1,0 +1,94 @@
+"""Real runs on the pretended device, in a process of their own: `pretended_runs.py JOBS OUT DEVICE`.
+
+JOBS: a list of configs; DEVICE: pretended or cpu. Every run trains its first phase with the real loop, store, learner
+and DeepSpeed engine. OUT gets, per run, the waits inside of every step, the losses of its epochs, digests of the
+weights and of the stored rows, or how it failed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import traceback
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from lacuna.trainer import engine, loop, world
+from lacuna.trainer.assemble import build_run
+from lacuna.trainer.checkpoints.checkpoint import Position
+from lacuna.trainer.config.sections import parse_config
+from lacuna.trainer.phase import Phase
+from lacuna.trainer.whole_run import Run, open_state
+from tests.helpers import pretended_device
+from tests.helpers.pretended_device import RECORD, OnDevice
+
+_STEP, _OPTIMIZER = loop.take_step, engine._optimizer
+
+
+def main(jobs: str, out: str, device: str) -> None:
+    joined = world.start(120)
+    if device == pretended_device.NAME:
+        joined.device = pretended_device.register()
+        assert isinstance(joined.device, torch.device)
+    # Fused kernels exist for some devices only, and round differently.
+    engine._optimizer = lambda groups, phase, compiled: _OPTIMIZER(groups, phase, True)
+    watchdog = world.Watchdog(joined, 600)
+    found = {}
+    for config in json.loads(Path(jobs).read_text()):
+        try:
+            with OnDevice():
+                found[config["name"]] = train(build_run(parse_config(config, jobs), joined, watchdog))
+        except Exception:
+            found[config["name"]] = {"failed": traceback.format_exc()}
+    Path(out).write_text(json.dumps(found))
+
+
+def train(run: Run) -> dict:
+    """Every epoch of the first phase, as phase.py goes through them, without evaluation and checkpoints."""
+    counts: list[dict[str, int]] = []
+
+    def step(phase, batch, position):
+        with RECORD.step():
+            result = _STEP(phase, batch, position)
+        counts.append(dict(Counter(f"{wait.what} @ {wait.where}" for wait in RECORD.waits)))
+        RECORD.waits.clear()
+        return result
+
+    loop.take_step = step
+    RECORD.waits.clear()
+    open_state(run, None)
+    phase, position, losses = Phase(run, 0, None), Position(), []
+    for epoch in range(run.config.phases[0].epochs):
+        run.method.begin_epoch(phase.epoch_start(epoch))
+        phase.sums.begin_epoch()
+        position = loop.train_epoch(phase, position)
+        run.state.end_epoch()
+        losses.append(phase.sums.epoch(run.world, phase.plans[epoch].steps)[0])
+        position = position.advanced(epoch=epoch + 1, step=0)
+    weights = b"".join(p.detach().cpu().numpy().tobytes() for p in run.model.parameters())
+    found = {"steps": counts, "losses": losses, "weights": hashlib.sha256(weights).hexdigest(), "rows": digest(run)}
+    phase.close()
+    run.state.close()
+    run.run_log.close()
+    return found
+
+
+def digest(run: Run) -> dict[str, str]:
+    """Of every field's stored rows."""
+    fields = {field.name for field in run.method.fields()}
+    shards = range(len(run.sources["train"].index.shards))
+    found = {}
+    for name in sorted(fields):
+        rows = [run.state.session.read_shard(name, shard).tobytes() for shard in shards]  # type: ignore[union-attr]
+        found[name] = hashlib.sha256(b"".join(rows)).hexdigest()
+    return found
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])
+    sys.stdout.flush()
+    os._exit(0)
