@@ -8,7 +8,8 @@ Ratios (the loss's time ÷ binary cross-entropy's; both start from float32 logit
   selection_wide_vs_bce   the same on the logits of the other measurements, hundreds of expected positives per image
   topk_vs_ours        torch.topk's time ÷ ours for choosing the K likeliest alone
 `selection` in the JSON: its nodes, and its largest error of ln P against 256 nodes in float64 on both kinds of logits.
-Times are the best of many alternating repeats: other programs can only add to them.
+Times are of this thread's work on the CPU, the best of many alternating repeats: waiting for other programs does not
+count, and what they push out of caches can only add.
 `differences`, each 0: between the gradients of the two cross-entropies (largest), and the number of entries that only
 one of our selection and torch.topk's has.
 """
@@ -164,14 +165,14 @@ def selection_error(logits: torch.Tensor, labels: torch.Tensor) -> float:
 
 
 def measure(subjects: dict[str, Callable[[], torch.Tensor]], repeats: int) -> dict[str, float]:
-    """Seconds of the fastest call of each; the subjects take turns, so that a busy machine slows them all."""
+    """CPU seconds of the fastest call of each; they take turns, so that a busy machine slows them all."""
     best = dict.fromkeys(subjects, float("inf"))
     for repeat in range(repeats + 3):
         for name, call in subjects.items():
-            start = time.perf_counter()
+            start = time.thread_time()
             call()
             if repeat >= 3:  # the first ones warm up caches and the allocator
-                best[name] = min(best[name], time.perf_counter() - start)
+                best[name] = min(best[name], time.thread_time() - start)
     return best
 
 
