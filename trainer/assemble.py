@@ -13,6 +13,7 @@ from lacuna.data_pipelines.source import ShardSource
 from lacuna.trainer.checkpoints.checkpoint import Checkpoints
 from lacuna.trainer.config.sections import Config, SplitConfig
 from lacuna.trainer.evaluate import make_bf16_safe
+from lacuna.trainer.head_start import start_bias
 from lacuna.trainer.methods import build_method
 from lacuna.trainer.methods.base import Method, Task
 from lacuna.trainer.models.classifier import Classifier, build_model, spatial_side
@@ -33,7 +34,9 @@ def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
     sources = load_sources(config)
     train = sources["train"]
     model = place_model(config, train, world)
-    method = build_method(config.method, task_of(config, sources, model))
+    task = task_of(config, sources, model)
+    start_bias(model, config.model, task, world.main)
+    method = build_method(config.method, task)
     model.extra = (extra := method.module()) and extra.to(world.device)
     check_method(config, method)
     watchdog.beat("model built", building=True)
@@ -99,8 +102,8 @@ def task_of(config: Config, sources: dict[str, ShardSource], model: Classifier) 
         positives, negatives = train.subset_counts()
     grid = spatial_side(model, config.data.image_size) if train.index.kind == "image" else 0
     return Task(train.classes, int(train.rows.sum()), positives, negatives, train.sidecar.unlisted == NEGATIVE, grid,
-                mean_positives(sources), config.seed, model.width, tuple(train.index.classes),
-                tuple(train.index.class_ids), model.blank, data_fingerprints(train))
+                config.model.expected_positives or mean_positives(sources), config.seed, model.width,
+                tuple(train.index.classes), tuple(train.index.class_ids), model.blank, data_fingerprints(train))
 
 
 def mean_positives(sources: dict[str, ShardSource]) -> float | None:

@@ -14,7 +14,7 @@ import torch
 from lacuna.basics.errors import UserError
 from lacuna.basics.places import CONFIGS
 from lacuna.trainer.config.sections import Config, PhaseConfig
-from lacuna.trainer.models.classifier import Classifier, head_and_backbone
+from lacuna.trainer.models.classifier import Classifier, head_and_blocks
 from lacuna.trainer.world import World
 
 _CONFIG_FOLDER = os.path.join(CONFIGS, "deepspeed")
@@ -102,14 +102,17 @@ def zero_stage(config: Config, phase: PhaseConfig) -> int:
 
 
 def _groups(model: Classifier, phase: PhaseConfig) -> list[dict]:
-    """Head and backbone, each split by weight decay: biases and norms (one-dimensional) are never decayed."""
-    head, body = head_and_backbone(model)
+    """Blocks of the backbone and the head, each split by weight decay: biases and norms (one-dimensional) have none."""
+    head_decay = phase.weight_decay if phase.head_weight_decay is None else phase.head_weight_decay
+    head, blocks = head_and_blocks(model)
+    parts = [(block, phase.lr * phase.layer_decay ** (len(blocks) - 1 - i), phase.weight_decay)
+             for i, block in enumerate(blocks)]
+    if phase.layer_decay == 1:
+        parts = [([p for block in blocks for p in block], phase.lr, phase.weight_decay)]
     groups = []
-    for parameters, lr in ((body, phase.lr), (head, phase.lr * phase.head_lr_multiplier)):
-        wide = [p for p in parameters if p.ndim > 1]
-        flat = [p for p in parameters if p.ndim <= 1]
-        groups += [{"params": wide, "lr": lr, "weight_decay": phase.weight_decay},
-                   {"params": flat, "lr": lr, "weight_decay": 0.0}]
+    for parameters, lr, decay in [*parts, (head, phase.lr * phase.head_lr_multiplier, head_decay)]:
+        groups += [{"params": [p for p in parameters if p.ndim > 1], "lr": lr, "weight_decay": decay},
+                   {"params": [p for p in parameters if p.ndim <= 1], "lr": lr, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 

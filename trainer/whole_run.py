@@ -13,6 +13,7 @@ from lacuna.state_store.chunks import DamagedChunk
 from lacuna.trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, Position, load_method_state
 from lacuna.trainer.config.sections import Config
 from lacuna.trainer.evaluate import describe, evaluate
+from lacuna.trainer.head_start import measure_head_norm
 from lacuna.trainer.methods.base import Method
 from lacuna.trainer.models.classifier import Classifier
 from lacuna.trainer.phase import Phase
@@ -79,6 +80,8 @@ def _train(run: Run) -> dict | None:
     index = run.sources["train"].index
     run.run_log.write_class_list(index.classes, index.class_ids)
     run.watchdog.beat("checkpoints looked through", building=True)
+    if checkpoint is None:
+        measure_head_norm(run)
     open_state(run, checkpoint)
     for number in range(position.phase, len(run.config.phases)):
         name = run.config.phases[number].name

@@ -22,7 +22,8 @@ GRID, SIDE, WIDTH = 2, 8, 3
 
 def task_for(labels: np.ndarray, **extra) -> Task:
     return Task(labels.shape[1], max(1, len(labels)), (labels == POSITIVE).sum(0), (labels == NEGATIVE).sum(0),
-                not (labels == UNKNOWN).any(), grid=GRID, full_positives=1.5, width=WIDTH, blank=(20, 30, 40), **extra)
+                not (labels == UNKNOWN).any(), grid=GRID, expected_positives=1.5, width=WIDTH, blank=(20, 30, 40),
+                **extra)
 
 
 def method_of(name: str, labels: np.ndarray, **settings) -> Method:

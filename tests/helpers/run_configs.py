@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 METHODS = {
-    "en_scl": {"name": "en_scl", "start_phase": 1, "expected_positives": 2.2},
-    "role": {"name": "role", "expected_positives": 2.2, "lr": 0.03},
+    "en_scl": {"name": "en_scl", "start_phase": 1},
+    "role": {"name": "role", "lr": 0.03},
 }
 
 
@@ -18,8 +18,8 @@ def config(shards: Path, name: str, **phase) -> dict:
             "test": {"url": str(shards / "test")}, "image_size": 32, "normalize": "centered", "streams": 4,
             "open_shards": 2, "augment": {"crop": "random_resized", "flip": True},
         },
-        "model": {"backbone": "lacuna:tiny"},
-        "method": {"name": "epr", "expected_positives": 2.2},
+        "model": {"backbone": "lacuna:tiny", "expected_positives": 2.2, "head_norm": "l2"},
+        "method": {"name": "epr"},
         "phases": [
             {"name": "linear", "epochs": 1, "batch": 32, "lr": 1e-3, "trainable": "head", **phase},
             {"name": "all", "epochs": 2, "batch": 32, "lr": 1e-3, "schedule": "cosine", **phase},

@@ -33,10 +33,10 @@ def shards(tmp_path_factory) -> Path:
 def config(shards: Path, folder: Path) -> Path:
     path = folder / "planned.yaml"
     path.write_text(yaml.safe_dump({
-        "name": "planned", "run_folder": str(folder), "model": {"backbone": "lacuna:tiny"},
+        "name": "planned", "run_folder": str(folder), "model": {"backbone": "lacuna:tiny", "expected_positives": 2.2},
         "data": {"train": {"url": str(shards / "train"), "labels": "single"}, "image_size": 32, "normalize": "centered",
                  "streams": 2, "open_shards": 2, "augment": {"crop": "random_resized"}},
-        "method": {"name": "en_scl", "expected_positives": 2.2},
+        "method": {"name": "en_scl"},
         "phases": [{"name": "all", "epochs": 3, "batch": 50, "lr": 1e-3}],
         "train": {"log_every": 1, "keep": 1, "state_budget_mb": 64},
     }))

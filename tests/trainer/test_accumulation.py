@@ -88,7 +88,7 @@ def test_two_forwards_give_the_gradient_of_the_whole_batch_with_the_same_dropout
 
 
 def test_what_two_forwards_cannot_make_equal_is_refused():
-    task = Task(3, 2, np.ones(3), np.zeros(3), False, full_positives=1.5)
+    task = Task(3, 2, np.ones(3), np.zeros(3), False, expected_positives=1.5)
     method = build_method({"name": "epr"}, task)
     data = DataConfig.model_validate({"train": {"url": "unused"}, "image_size": 32})
     for batchnorm in ("local", "frozen"):

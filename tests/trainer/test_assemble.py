@@ -69,7 +69,7 @@ def test_a_fully_labelled_subset_comes_before_val(shards):
 
     index = ShardIndex.load(train)
     ones = np.full(len(index.classes), 12)
-    task = Task(len(ones), 120, ones, ones * 0, False, full_positives=k)
+    task = Task(len(ones), 120, ones, ones * 0, False, expected_positives=k)
     assert build_method({"name": "role"}, task).k == pytest.approx(k)
     # EN counts per annotated positive, of which there is one an image here.
     np.testing.assert_array_equal(build_method({"name": "en"}, task).quotas, np.rint(k * ones))

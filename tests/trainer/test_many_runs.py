@@ -32,13 +32,13 @@ from tests.helpers.launching import (
 )
 from tests.helpers.run_configs import config
 
-ROLE = {"name": "role", "expected_positives": 2.2, "lr": 0.03}
+ROLE = {"name": "role", "lr": 0.03}
 ESTIMATORS = {
     "topk": {**ROLE, "estimator": "topk", "top_k": 4},
     "factorized": {**ROLE, "estimator": "factorized", "rank": 4, "class_lr": 0.01},
     "network": {**ROLE, "estimator": "network", "hidden": 8, "class_lr": 0.01},
 }
-EN = {"name": "en_cl", "expected_positives": 2.4}
+EN, EN_K = {"name": "en_cl"}, 2.4
 SGD = {"optimizer": "sgd", "lr": 0.02}
 KINDS = {"zero0": {}, "zero1": {"deepspeed": "zero1"}, "zero2": {"deepspeed": "zero2"}, "bf16": {"precision": "bf16"}}
 
@@ -65,6 +65,8 @@ def job(shards: Path, name: str, method: dict, train: dict | None = None, phases
     body["data"] |= {"image_size": 16, "test": None}
     body["data"]["train"]["labels"] = "single"
     body["method"] = method
+    if method is EN:
+        body["model"]["expected_positives"] = EN_K
     body["phases"] = body["phases"][-phases:]
     body["phases"][-1] |= {"epochs": epochs, "schedule": "constant"}
     if phases == 1:
@@ -80,8 +82,8 @@ def imagenet_job(wnids: Path, name: str) -> dict:
         "data": {"train": {"url": str(wnids / "train-shards")}, "val": {"url": str(wnids / "val-shards")},
                  "image_size": 16, "normalize": "centered", "streams": 2, "open_shards": 2,
                  "augment": {"crop": "random_resized"}},
-        "model": {"backbone": "lacuna:tiny"},
-        "method": {"name": "en_scl", "expected_positives": 1.22, "start_phase": 1, "top_k": 3},
+        "model": {"backbone": "lacuna:tiny", "expected_positives": 1.22},
+        "method": {"name": "en_scl", "start_phase": 1, "top_k": 3},
         "phases": [{"name": "linear", "epochs": 1, "batch": 16, "lr": 1e-3, "trainable": "head"},
                    {"name": "all", "epochs": 3, "batch": 16, "lr": 1e-3, "schedule": "cosine"}],
         "train": {"log_every": 1, "checkpoint_every": "4st"},
@@ -99,9 +101,9 @@ def folder(tmp_path_factory, single_shards, wnids) -> Path:
         alone.append(job(single_shards, f"{name}-1", method, **SGD))
     first += [job(single_shards, kind, ROLE, train, epochs=1, **SGD) for kind, train in KINDS.items()]
     first.append(job(single_shards, "pieces-role", ROLE, {"micro_batch": 5}, epochs=1, **SGD))
-    first.append(job(single_shards, "whole-scl", {"name": "epr_scl", "expected_positives": 2.2}, epochs=1, **SGD))
+    first.append(job(single_shards, "whole-scl", {"name": "epr_scl"}, epochs=1, **SGD))
     alone.append(job(single_shards, "whole-role", ROLE, epochs=1, **SGD))
-    alone.append(job(single_shards, "pieces-scl", {"name": "epr_scl", "expected_positives": 2.2}, {"micro_batch": 5},
+    alone.append(job(single_shards, "pieces-scl", {"name": "epr_scl"}, {"micro_batch": 5},
                      epochs=1, **SGD))
     alone.append({**job(single_shards, "en-1", EN, epochs=3), "record": True})
     first.append(imagenet_job(wnids, "imagenet-reference"))
@@ -201,7 +203,7 @@ def test_en_masks_are_the_top_p_of_the_stores_own_scores(folder, single_shards, 
     sidecar = Sidecar.load(index, "single")
     z = np.concatenate([sidecar.labels(s).dense(len(index.classes)) for s in range(len(index.shards))])
     count = (z == POSITIVE).sum(0)
-    quotas = np.clip(np.rint(EN["expected_positives"] * count).astype(int), count, len(z))
+    quotas = np.clip(np.rint(EN_K * count).astype(int), count, len(z))
     first = np.concatenate([[0], np.cumsum(index.rows)])
     records = [np.load(path) for path in sorted((folder / run).glob("selected-*.npz"))]
     assert len(records) == {"en-1": 1, "en-2": 4}[run]

@@ -65,9 +65,9 @@ def _measure(folder: str, samples: int, steps: int, classes: int) -> dict:
     config = os.path.join(folder, name + ".yaml")
     with open(config, "w", encoding="utf-8") as f:
         yaml.safe_dump({
-            "name": name, "run_folder": folder, "model": {"backbone": "features"},
+            "name": name, "run_folder": folder, "model": {"backbone": "features", "expected_positives": 1.2},
             "data": {"train": {"url": data}, "streams": 2, "open_shards": 2, "workers": 1},
-            "method": {"name": "role", "expected_positives": 1.2},
+            "method": {"name": "role"},
             "phases": [{"name": "all", "epochs": 100, "batch": _BATCH, "lr": 1e-3, "optimizer": "sgd"}],
             "train": {"log_every": 20, "state_budget_mb": _BUDGET_MB, "checkpoint_every": f"{steps}st"},
         }, f)

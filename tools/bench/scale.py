@@ -114,7 +114,7 @@ def _config(folder: str, name: str, ranks: int, batch: int, backbone: str) -> di
         "name": name, "run_folder": folder,
         "data": {"train": {"url": folder + "/data"}, "image_size": 64, "streams": ranks, "open_shards": 2, "workers": 1,
                  "augment": {"crop": "random_resized"}},
-        "model": {"backbone": backbone}, "method": {"name": "en_scl", "expected_positives": 1.2},
+        "model": {"backbone": backbone, "expected_positives": 1.2}, "method": {"name": "en_scl"},
         "phases": [{"name": "all", "epochs": 1000, "batch": batch * ranks, "lr": 1e-4}],
         "train": {"log_every": 1, "checkpoint_every": "1000ep"},
     }

@@ -41,9 +41,9 @@ from lacuna.trainer.whole_run import Run, open_state
 
 _METHODS: dict[str, dict] = {
     "an": {"name": "an"},
-    "role": {"name": "role", "expected_positives": 1.2},
-    "en_cl": {"name": "en_cl", "expected_positives": 1.2},
-    "en_scl": {"name": "en_scl", "expected_positives": 1.2, "top_k": 10},
+    "role": {"name": "role"},
+    "en_cl": {"name": "en_cl"},
+    "en_scl": {"name": "en_scl", "top_k": 10},
 }
 _WARM_UP, _FEWEST_STEPS = 2, 5  # steps of each method
 
@@ -198,7 +198,7 @@ def _config(folder: str, name: str, batch: int, backbone: str):
         "name": name, "run_folder": folder + "/runs",
         "data": {"train": {"url": folder + "/data"}, "image_size": 64, "streams": 1, "open_shards": 2, "workers": 1,
                  "augment": {"crop": "random_resized"}},
-        "model": {"backbone": backbone}, "method": _METHODS[name],
+        "model": {"backbone": backbone, "expected_positives": 1.2}, "method": _METHODS[name],
         "phases": [{"name": "all", "epochs": 1000, "batch": batch, "lr": 1e-4}],
     }, "bench tax")
 

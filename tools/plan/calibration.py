@@ -24,7 +24,6 @@ from lacuna.data_pipelines.subsets import Subset
 from lacuna.state_store.slots import Slots
 from lacuna.tools.launches import environment, read_lines
 from lacuna.trainer.config.sections import Config
-from lacuna.trainer.methods import METHODS
 
 _STEPS_TO_KNOW_THE_PACE = 5
 _STEPS_OF_A_PHASE = 9
@@ -58,9 +57,8 @@ def calibrate(config: Config, source: ShardSource, ranks: int, seconds: float, f
     phases = [{**phase, "batch": phase["batch"] // ranks} for phase in body["phases"]]
     body["phases"] = [{**phases[0], "epochs": 2}]
     body["train"] |= {"log_every": 1, "checkpoint_every": "1ep", "keep": 1, "state_url": None, "trace_samples": False}
-    settings = METHODS[config.method["name"]].settings_type.model_fields
-    if config.data.val is not None and "expected_positives" in settings:  # it would come from the validation set
-        body["method"] = {"expected_positives": 1.0} | {k: v for k, v in body["method"].items() if v is not None}
+    if config.data.val is not None and config.model.expected_positives is None:  # it would come from there
+        body["model"]["expected_positives"] = 1.0
     peak = _train(body, folder, seconds)
     found = _read(os.path.join(folder, "calibration"), view, config, peak)
     if len(phases) == 1:

@@ -120,6 +120,15 @@ class ModelConfig(Section):
     """Width of a linear layer before the classifier; 0 = none (OpenImages: 512)."""
     batchnorm: Literal["frozen", "sync", "local"] = "frozen"
     """frozen: running statistics stay; sync: over all ranks (GPU only); local: per rank (resume is not bit-exact)."""
+    expected_positives: float | None = Field(None, gt=0)
+    """k, the mean number of true positives per image (VOC 1.5, COCO 2.9, NUS 1.9, CUB 31.4): for head_bias and for the
+    methods that need it. By default that of fully labelled images (data.fully_labelled, or val)."""
+    head_bias: Literal["prior", "zero", "default"] = "prior"
+    """Where the head's bias starts. prior: logit(k/L), so that an untrained head expects k positives per image;
+    default: torch's random start, as papers' code has it."""
+    head_norm: Literal["none", "l2"] = "none"
+    """l2: what enters the head (after the bottleneck) is divided by its length, centred, and scaled back to the spread
+    that it had: c·(x/‖x‖ − mean). Mean and c are measured once, before the first step, and then stay."""
     boost: float = Field(1.0, gt=0)
     """BoostLU (Kim et al., CVPR 2023): positive scores of the score maps are multiplied by this before the mean over
     cells that makes the logits, in training and evaluation (published: 5); 1 = off."""
@@ -140,6 +149,13 @@ class PhaseConfig(Section):
     lr: float = Field(gt=0)
     head_lr_multiplier: float = Field(1.0, gt=0)
     weight_decay: float = Field(0.0, ge=0)
+    """Of weights, never of biases and norms. Coupled with adam and sgd (an L2 term), decoupled with adamw."""
+    head_weight_decay: float | None = Field(None, ge=0)
+    """Of the head (and bottleneck) apart from the backbone's; default: weight_decay. With adam, λ/L here equals a term
+    λ/2·‖W‖² beside a loss that sums over the L classes, since most losses here are means over classes."""
+    layer_decay: float = Field(1.0, gt=0, le=1)
+    """Learning rate of the backbone's blocks: the last one has lr, each one before it this much less; 1 = all the
+    same."""
     momentum: float = Field(0.9, ge=0, lt=1)
     schedule: Literal["constant", "cosine", "one_cycle"] = "constant"
     warmup: Duration = "0st"

@@ -122,5 +122,5 @@ def example(name: str, classes: int = 80) -> Method:
     kind = METHODS[name]
     required = {key: 1 for key, field in kind.settings_type.model_fields.items() if field.is_required()}
     ones = np.ones(classes, np.int64)
-    task = Task(classes, 1, ones, ones, fully_annotated=True, grid=_GRID, full_positives=1.0, width=_WIDTH)
+    task = Task(classes, 1, ones, ones, fully_annotated=True, grid=_GRID, expected_positives=1.0, width=_WIDTH)
     return kind(validated(kind.settings_type, {**required, "name": name}, f"method {name!r}"), task)

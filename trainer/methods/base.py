@@ -42,7 +42,7 @@ class Task:
     negatives: np.ndarray  # int64 [L] verified negatives per class
     fully_annotated: bool  # no unknown entries
     grid: int = 0  # G, side of the score maps; 0 if the inputs are feature vectors
-    full_positives: float | None = None  # mean number of positives of a fully labelled image (data.fully_labelled, val)
+    expected_positives: float | None = None  # k: model.expected_positives, or that of fully labelled images
     seed: int = 0
     width: int = 0  # D, channels of the backbone's features
     class_names: tuple[str, ...] = ()
@@ -206,13 +206,12 @@ class Method(Generic[SettingsT]):
         assert not state, f"{type(self).__name__} keeps no state, the checkpoint has {sorted(state)}"
 
 
-def expected_positives(given: float | None, task: Task) -> float:
-    """k, the mean number of positives per image: as given, or that of fully labelled images."""
-    k = given or task.full_positives
-    if k is None:
-        raise UserError("method.expected_positives is needed: give the expected number of positives per image, or "
+def expected_positives(task: Task) -> float:
+    """k, the mean number of positives per image, for a method that cannot do without."""
+    if task.expected_positives is None:
+        raise UserError("model.expected_positives is needed: give the expected number of positives per image, or "
                         "images to estimate it from: data.fully_labelled, or a fully labelled data.val.")
-    return float(k)
+    return task.expected_positives
 
 
 def positive(labels: torch.Tensor) -> torch.Tensor:

@@ -123,20 +123,14 @@ class PairwiseRanking(Method):
         return LossTerms(per_sample / p.shape[1])
 
 
-class ExpectedPositivesSettings(Settings):
-    expected_positives: float | None = Field(None, gt=0)
-    """k, the mean number of true positives per image (VOC 1.5, COCO 2.9, NUS 1.9, CUB 31.4); by default that of the
-    fully labelled ones (data.fully_labelled, or val)."""
-
-
-class ExpectedPositives(Method[ExpectedPositivesSettings]):
+class ExpectedPositives(Method[Settings]):
     """EPR: positives only, plus a pull of the predicted number of positives towards k over the *global* batch."""
 
     paper = _PAPER
 
-    def __init__(self, settings: ExpectedPositivesSettings, task: Task):
+    def __init__(self, settings: Settings, task: Task):
         super().__init__(settings, task)
-        self.k = expected_positives(settings.expected_positives, task)
+        self.k = expected_positives(task)
 
     def needs(self) -> Needs:
         return Needs(whole_batch=True)

@@ -35,8 +35,6 @@ class GprSettings(PseudoPositiveSettings, GrSettings):
     """ρ, a pseudo-positive's target."""
     regularizer: float = Field(0.001, ge=0)
     """Weight of the pull towards k positives per image (VOC 0.05, COCO and NUS 0.001, CUB 0.01); 0 = off."""
-    expected_positives: float | None = Field(None, gt=0)
-    """k (VOC 1.5, COCO 2.9, NUS 1.9, CUB 31.4); by default that of the validation images."""
 
 
 class Gpr(TableMethod[GprSettings]):
@@ -46,7 +44,7 @@ class Gpr(TableMethod[GprSettings]):
 
     def __init__(self, settings: GprSettings, task: Task):
         super().__init__(settings, task)
-        self.k = expected_positives(settings.expected_positives, task) if settings.regularizer else 0.0
+        self.k = expected_positives(task) if settings.regularizer else 0.0
 
     def needs(self) -> Needs:
         return Needs(scores=self.tables, whole_batch=True)

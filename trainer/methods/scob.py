@@ -28,9 +28,7 @@ from lacuna.trainer.methods.role.method import EstimateSettings, Role
 from lacuna.trainer.sample_state import NoState, SampleState
 
 
-class ScobSettings(EstimateSettings):
-    expected_positives: float | None = Field(None, gt=0)
-    """k of ROLE (authors: VOC 1.5, COCO 3.9); by default that of fully labelled ones (data.fully_labelled, or val)."""
+class ScobSettings(EstimateSettings):  # k of ROLE (model.expected_positives) by the authors: VOC 1.5, COCO 3.9
     estimator: Literal["dense"] = "dense"
     """A logit for every entry: the correlation is taken from them."""
     contrast: float = Field(0.1, ge=0)

@@ -41,10 +41,6 @@ from lacuna.trainer.methods.cutoff_state import CUTOFF_STATE, from_tensors, to_t
 _PAPER = ("Verelst et al., Spatial Consistency Loss for Training Multi-Label Classifiers from Single-Label "
           "Annotations, WACV 2023")
 class VerelstSettings(Settings):
-    expected_positives: float | None = Setting(None, gt=0)
-    """K, expected positives per annotated one (COCO 2.9, VOC 1.5, NUS 1.9, CUB 31.5, ImageNet 1.22); by default
-    estimated: mean positives of a fully labelled image (data.fully_labelled, or val) ÷ mean annotated positives of
-    a training image."""
     momentum: float = Setting(0.8, ge=0, le=1)
     """μ of the running averages."""
     gamma: float = Setting(1.0, ge=0)
@@ -76,10 +72,9 @@ class Verelst(Method[VerelstSettings]):
             raise UserError(f"method.cardinality = {list(settings.cardinality)}: give the shares of images with 1, 2, "
                             "3, … positives, none negative and not all 0.")
         needs_k = self.supervision != "an" and not settings.cardinality
-        self.k = expected_positives(settings.expected_positives, task) if needs_k else 0.0
+        self.k = expected_positives(task) if needs_k else 0.0
         annotated = task.positives.sum() / max(1, task.samples)
-        # The paper's K counts per annotated positive; an estimate from fully labelled images counts per image.
-        self.ratio = self.k if settings.expected_positives else self.k / max(annotated, 1e-9)
+        self.ratio = self.k / max(annotated, 1e-9)  # the paper's K: true positives per annotated one
         if self.consistency == "scl" and not task.grid:
             raise UserError("SCL needs images (score maps); feature shards have none. Use the CL variant.")
         if settings.top_k > task.classes:

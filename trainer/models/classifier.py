@@ -6,12 +6,15 @@ Pooling and the linear head commute, so logits are computed from pooled features
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
 from lacuna.basics.errors import UserError
 from lacuna.trainer.config.sections import DataConfig, ModelConfig
 from lacuna.trainer.models.backbones import SOURCES
+from lacuna.trainer.models.head_norm import HeadNorm
 from lacuna.trainer.models.parts import learning, published_names
 from lacuna.trainer.models.weights import is_file, load_weights
 
@@ -36,6 +39,7 @@ class Classifier(nn.Module):
         self.names = names or published_names(backbone, backbone)
         self.neck = nn.Linear(width, config.bottleneck) if config.bottleneck else nn.Identity()
         self.head = nn.Linear(config.bottleneck or width, classes)
+        self.head_norm = HeadNorm(config.bottleneck or width) if config.head_norm == "l2" else None
         self.width = width
         self.extra: nn.Module | None = None  # what a method trains beside the head
         self.boost = config.boost
@@ -49,16 +53,27 @@ class Classifier(nn.Module):
                 with_maps: bool = False) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """logits [B, L], score-map logits [B, L, G, G] (None unless asked), and the features themselves."""
         features = self.features(inputs)
-        if features.ndim == 2:
-            return self.head(self.neck(features)).float(), None, features
-        logits = self.head(self.neck(features.mean((2, 3)))).float() if self.boost == 1 else None
-        if logits is not None and not with_maps:
+        pooled = self.pooled(features)
+        factor = None if self.head_norm is None else self.head_norm.factor(pooled)
+        logits = self.classify(pooled, factor) if features.ndim == 2 or self.boost == 1 else None
+        if features.ndim == 2 or (logits is not None and not with_maps):
+            assert logits is not None
             return logits, None, features
-        maps = self.head(self.neck(features.permute(0, 2, 3, 1))).permute(0, 3, 1, 2).float()
+        maps = self.classify(self.neck(features.permute(0, 2, 3, 1)), factor).permute(0, 3, 1, 2)
         if logits is None:  # boosted scores do not commute with pooling
             maps = torch.where(maps > 0, self.boost * maps, maps)
             logits = maps.mean((2, 3))
         return logits, maps if with_maps else None, features
+
+    def pooled(self, features: torch.Tensor) -> torch.Tensor:
+        """[B, D']: what enters the head, before its norm."""
+        return self.neck(features.mean((2, 3)) if features.ndim == 4 else features)
+
+    def classify(self, x: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
+        """Float32 logits of pooled vectors [B, D'], or of the cells of feature maps [B, G, G, D']."""
+        if self.head_norm is not None and factor is not None:
+            x = self.head_norm(x, factor)
+        return self.head(x).float()
 
     @property
     def blank(self) -> tuple[int, int, int]:
@@ -70,6 +85,10 @@ class Classifier(nn.Module):
         """Weights of a run whose method trained something beside the head load without it where no method is."""
         if self.extra is None:
             state_dict = {name: tensor for name, tensor in state_dict.items() if not name.startswith("extra.")}
+        has_norm = any(name.startswith("head_norm.") for name in state_dict)
+        if strict and has_norm != (self.head_norm is not None):
+            raise UserError(f"model.head_norm = {'none' if has_norm else 'l2'}, but these weights were trained "
+                            f"with{'' if has_norm else 'out'} it. Set model.head_norm={'l2' if has_norm else 'none'}.")
         return super().load_state_dict(state_dict, strict, assign)
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -143,7 +162,25 @@ def spatial_side(model: Classifier, size: int) -> int:
         return model.eval().features(blank).shape[-1]
 
 
-def head_and_backbone(model: Classifier) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    body = [p for p in model.backbone.parameters() if p.requires_grad]
+def set_head_bias(model: Classifier, kind: str, k: float) -> None:
+    """Where the head starts: see model.head_bias."""
+    if kind == "default":
+        return
+    share = min(max(k / len(model.head.bias), 1e-6), 1 - 1e-6)
+    nn.init.constant_(model.head.bias, 0.0 if kind == "zero" else math.log(share / (1 - share)))
+
+
+def head_and_blocks(model: Classifier) -> tuple[list[nn.Parameter], list[list[nn.Parameter]]]:
+    """Learning parameters of the head (with bottleneck and a method's own module), and of the backbone block by block.
+
+    A block is a numbered part or a part of its own by its publisher's names, such as `blocks.3` or `layer2.1`.
+    """
+    blocks: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in model.backbone.named_parameters():
+        words = model.names[name].split(".")
+        numbered = len(words) > 1 and words[1].isdigit()
+        block = blocks.setdefault(".".join(words[:2] if numbered else words[:1]), [])
+        if parameter.requires_grad:
+            block.append(parameter)
     extra = model.extra.parameters() if model.extra is not None else ()
-    return [*model.neck.parameters(), *model.head.parameters(), *extra], body
+    return [*model.neck.parameters(), *model.head.parameters(), *extra], list(blocks.values())

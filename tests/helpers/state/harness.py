@@ -55,10 +55,10 @@ def pass_logits(epoch: int, samples: np.ndarray) -> torch.Tensor:
 class Harness:
     """Drives a method over the store as the loop does, with given logits instead of a model."""
 
-    def __init__(self, source, folder, body, grid=0, budget_shards=3):
+    def __init__(self, source, folder, body, grid=0, budget_shards=3, k=None):
         self.source, self.world = source, World(torch.device("cpu"))
         sidecar = source.sidecar
-        self.task = Task(CLASSES, SAMPLES, sidecar.positives, sidecar.negatives, False, grid, None, 7,
+        self.task = Task(CLASSES, SAMPLES, sidecar.positives, sidecar.negatives, False, grid, k, 7,
                          data=data_fingerprints(source))
         self.method = build_method(body, self.task)
         self.first = np.concatenate([[0], np.cumsum(source.index.rows)])

@@ -10,7 +10,7 @@ from lacuna.trainer.config.files import load_config, merge
 from lacuna.trainer.config.sections import parse_config
 
 BODY = {"name": "x", "data": {"train": {"url": "/data/train"}, "val": {"url": "/data/val"}},
-        "method": {"name": "epr", "expected_positives": 2.0},
+        "method": {"name": "an_ls", "smoothing": 0.2},
         "phases": [{"name": "a", "epochs": 1, "batch": 8, "lr": 0.1}]}
 
 
@@ -38,12 +38,12 @@ def test_bases_are_merged_in_order_and_the_files_own_keys_win(write, tmp_path):
 
 def test_another_method_starts_without_the_settings_of_the_first(write):
     assert merge(BODY, {"method": {"name": "an"}})["method"] == {"name": "an"}
-    assert merge(BODY, {"method": {"expected_positives": 3}})["method"] == {"name": "epr", "expected_positives": 3}
+    assert merge(BODY, {"method": {"smoothing": 0.3}})["method"] == {"name": "an_ls", "smoothing": 0.3}
     path = write("x.yaml", BODY)
     assert load_config(path, ["method.name=an"]).method == {"name": "an"}
-    assert load_config(path, ["method.smoothing=0.2", "method.name=an_ls"]).method == {
-        "name": "an_ls", "smoothing": 0.2}
-    assert load_config(path, ["method.name=epr"]).method == BODY["method"]
+    assert load_config(path, ["method.smoothing=0.4", "method.name=bce_ls"]).method == {
+        "name": "bce_ls", "smoothing": 0.4}
+    assert load_config(path, ["method.name=an_ls"]).method == BODY["method"]
 
 
 def test_mistakes_in_files_are_named(write, tmp_path):

@@ -36,7 +36,7 @@ def test_configs_are_accepted(name):
         if needs.neighbors:  # a folder of the training data, which is not here
             validated(METHODS[method].settings_type, config.method, source)
         else:
-            build_method(config.method, Task(20, 100, counts, counts, full, grid=7, full_positives=2.0, width=8))
+            build_method(config.method, Task(20, 100, counts, counts, full, grid=7, expected_positives=2.0, width=8))
         assert full == (config.data.train.labels == "labels" and method.startswith("bce")), source
 
 

@@ -10,12 +10,12 @@ from lacuna.basics.errors import UserError
 from lacuna.trainer.config.files import load_config, merge
 from lacuna.trainer.config.reported import as_text
 
-BASE = {"name": "data", "data": {"train": {"url": "/a"}, "image_size": 64}, "method": {"name": "epr"},
+BASE = {"name": "data", "data": {"train": {"url": "/a"}, "image_size": 64}, "method": {"name": "an_ls"},
         "phases": [{"name": "a", "epochs": 1, "batch": 8, "lr": 0.1}]}
 TABLE = {"about": "A table.", "source": "test mAP of nobody", "base": "base.yaml",
          "defaults": {"data": {"image_size": 32}, "train": {"keep": 3}},
          "rows": {"plain": {"reported": 50.5},
-                  "weighted": {"method": {"expected_positives": 2.0}, "train": {"keep": 1}, "note": "Why."},
+                  "weighted": {"method": {"smoothing": 0.2}, "train": {"keep": 1}, "note": "Why."},
                   "other": {"base": ["base.yaml", "more.yaml"], "method": {"name": "an"},
                             "reported": {"mAP": 1.0, "groups": [1.0, 2.5]}}}}
 
@@ -34,14 +34,14 @@ def write(tmp_path):
 def test_a_row_wins_over_defaults_and_these_over_bases(write):
     path = write("t.yaml", TABLE)
     plain, weighted, other = (load_config(f"{path}:{row}", []) for row in TABLE["rows"])
-    assert (plain.name, plain.data.image_size, plain.train.keep, plain.method) == ("plain", 32, 3, {"name": "epr"})
-    assert (weighted.train.keep, weighted.method) == (1, {"name": "epr", "expected_positives": 2.0})
+    assert (plain.name, plain.data.image_size, plain.train.keep, plain.method) == ("plain", 32, 3, {"name": "an_ls"})
+    assert (weighted.train.keep, weighted.method) == (1, {"name": "an_ls", "smoothing": 0.2})
     assert (other.data.image_size, other.data.workers, other.method) == (32, 2, {"name": "an"})
     assert load_config(f"{path}:plain", ["name=mine", "data.image_size=16"]).folder == "runs/mine"
 
 
 def test_the_same_settings_in_one_file_are_the_same_config(write):
-    body = merge(merge(BASE, TABLE["defaults"]), {"name": "weighted", "method": {"expected_positives": 2.0},
+    body = merge(merge(BASE, TABLE["defaults"]), {"name": "weighted", "method": {"smoothing": 0.2},
                                                   "train": {"keep": 1}})
     assert load_config(write("whole.yaml", body), []) == load_config(write("t.yaml", TABLE) + ":weighted", [])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -20,7 +22,7 @@ from tests.helpers.oracles import batch_of, step_of, task_of
 EPOCH, EPOCHS = 3, 10
 # The batch-coupled ones first; the others must not depend on how a batch is split either.
 METHODS = [
-    {"name": "epr", "expected_positives": 1.5},
+    {"name": "epr"},
     {"name": "ll_r", "delta_percent": 5.0},
     {"name": "ll_ct", "delta_percent": 3.0},
     {"name": "csl", "budget": "batch", "top": 2, "gamma_positive": 1},
@@ -48,7 +50,8 @@ def case():
 def rank_loss(body, a, z, rows, step):
     """(this rank's part of the global loss, gradients as the loop and DeepSpeed make them)."""
     logits = torch.tensor(a[rows], requires_grad=True)
-    terms = build_method(body, task_of(z)).loss(Outputs(logits), batch_of(z[rows]), step)
+    method = build_method(body, replace(task_of(z), expected_positives=1.5))
+    terms = method.loss(Outputs(logits), batch_of(z[rows]), step)
     share = terms.per_sample.sum() / step.samples
     coupled = torch.zeros(()) if terms.coupled is None else terms.coupled
     (step.world.size * share + coupled).backward()

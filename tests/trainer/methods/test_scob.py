@@ -126,7 +126,7 @@ def test_correlation_over_all_samples(tmp_path):
         if subset:
             Subset.from_masks(source.index, "most", kept, {}).save()
             source = ShardSource.load(source.index.url, "partial", "most")
-        harness = Harness(source, tmp_path / f"store{subset}", {"name": "role", "expected_positives": 2.2, "lr": 0.3})
+        harness = Harness(source, tmp_path / f"store{subset}", {"name": "role", "lr": 0.3}, k=2.2)
         harness.epoch(0)
         estimates = 1 / (1 + np.exp(-harness.table("phi").astype(np.float64)))
         if subset:

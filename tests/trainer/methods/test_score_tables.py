@@ -45,8 +45,8 @@ def tables(source, tmp_path_factory):
     return str(folder / "store"), {name: values.astype(np.float16).astype(float) for name, values in made.items()}
 
 
-def harness_for(source, folder, body):
-    return Harness(source, folder / "store", body)
+def harness_for(source, folder, body, k=None):
+    return Harness(source, folder / "store", body, k=k)
 
 
 def nl(p, epsilon=1e-5):
@@ -109,8 +109,7 @@ def test_gpr(source, tables, tmp_path):
 
 
 def test_gpr_pulls_towards_k(source, tables, tmp_path):
-    harness = harness_for(source, tmp_path, {"name": "gpr", "scores": tables[0], "regularizer": 0.5,
-                                             "expected_positives": 2.5})
+    harness = harness_for(source, tmp_path, {"name": "gpr", "scores": tables[0], "regularizer": 0.5}, k=2.5)
 
     def on_step(samples, batch, outputs, step, terms):
         predicted = torch.sigmoid(outputs.logits).sum(1).mean().item()

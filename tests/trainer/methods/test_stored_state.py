@@ -23,13 +23,18 @@ def source(tmp_path_factory) -> ShardSource:
     return make_source(str(tmp_path_factory.mktemp("state") / "shards"))
 
 
+def annotated(source) -> float:
+    """Annotated positives per sample: the paper's K counts per annotated positive, k per image."""
+    return source.sidecar.positives.sum() / SAMPLES
+
+
 def test_role_golden_values(tmp_path, source):
     phi = torch.tensor([[5.293305, 0.2, -0.3, 0.1], [0.4, 5.293305, -0.4, 0]], dtype=torch.float64, requires_grad=True)
     logits = torch.tensor(LOGITS, dtype=torch.float64)
     value = role_loss(phi, logits, torch.from_numpy(OBSERVED), 1.5)
     assert value.item() == pytest.approx(0.795012, abs=1e-5)
     value.backward()
-    method = build_method({"name": "role", "expected_positives": 1.5}, Task(4, 2, np.ones(4), np.zeros(4), False))
+    method = build_method({"name": "role"}, Task(4, 2, np.ones(4), np.zeros(4), False, expected_positives=1.5))
     step = Step(World(torch.device("cpu")), 2, 0, 1)
     y = torch.sigmoid(phi.detach())
     pull = float(y.sum() / 2 - 1.5)
@@ -52,7 +57,7 @@ def test_lazy_adam_golden_trajectory():
 def test_three_epochs_of_role_equal_dense_adam_over_all_samples(source, tmp_path, dtype, worst, mean):
     lr, k = 0.05, 2.5
     harness = Harness(source, tmp_path / "store",
-                      {"name": "role", "expected_positives": k, "lr": lr, "phi_dtype": dtype})
+                      {"name": "role", "lr": lr, "phi_dtype": dtype}, k=k)
     z = torch.from_numpy(labels_of(source))
     dense = torch.nn.Parameter(torch.from_numpy(harness.table("phi")).double())
     adam = torch.optim.Adam([dense], lr=lr)
@@ -87,7 +92,7 @@ def test_three_epochs_of_role_equal_dense_adam_over_all_samples(source, tmp_path
 def test_role_hands_the_best_phi_over_to_the_next_phase(source, tmp_path):
     """LinearInit: roll back to the best epoch, replay to its last step, clamp, and start a new Adam."""
     k, lrs = 2.5, [0.5, 0.02]
-    harness = Harness(source, tmp_path / "store", {"name": "role", "expected_positives": k, "lr": lrs})
+    harness = Harness(source, tmp_path / "store", {"name": "role", "lr": lrs}, k=k)
     z = torch.from_numpy(labels_of(source))
     dense = torch.nn.Parameter(torch.from_numpy(harness.table("phi")).double())
     adam = [torch.optim.Adam([dense], lr=lrs[0])]
@@ -118,7 +123,7 @@ def test_role_hands_the_best_phi_over_to_the_next_phase(source, tmp_path):
 
 
 def test_en_masks_are_the_exact_top_p_of_the_epochs_first_scores(source, tmp_path):
-    harness = Harness(source, tmp_path / "store", {"name": "en_cl", "expected_positives": 2.4})
+    harness = Harness(source, tmp_path / "store", {"name": "en_cl"}, k=2.4 * annotated(source))
     z = labels_of(source)
     counts = harness.method.initial_counts()["score"]
     ranked = z != NEGATIVE
@@ -156,9 +161,9 @@ def test_en_masks_are_the_exact_top_p_of_the_epochs_first_scores(source, tmp_pat
 
 def test_scl_top_k_equals_the_full_maps_on_the_kept_classes(source, tmp_path):
     grid = 3
-    body = {"name": "en_scl", "expected_positives": 2.0, "gamma": 1.0}
-    full = Harness(source, tmp_path / "full", body, grid)
-    every = Harness(source, tmp_path / "top", {**body, "top_k": CLASSES}, grid)
+    body = {"name": "en_scl", "gamma": 1.0}
+    full = Harness(source, tmp_path / "full", body, grid, k=2.0)
+    every = Harness(source, tmp_path / "top", {**body, "top_k": CLASSES}, grid, k=2.0)
     losses: dict[str, list] = {"full": [], "top": []}
     for name, harness in (("full", full), ("top", every)):
         for epoch in range(2):
@@ -190,7 +195,7 @@ def test_heat_outside_the_crop_is_untouched_bit_for_bit(source, tmp_path):
 
 def test_a_budget_below_what_a_batch_leases_is_refused_up_front(source, tmp_path):
     """Two open shards, and a third when a batch ends one and opens another."""
-    harness = Harness(source, tmp_path / "store", {"name": "en", "expected_positives": 2.0}, budget_shards=2)
+    harness = Harness(source, tmp_path / "store", {"name": "en"}, budget_shards=2, k=2.0 * annotated(source))
     assert harness.state.session.slots.count == 2
     with pytest.raises(UserError, match=r"train\.state_budget_mb holds 2 shards.*lease 3 at a time"):
         harness.epoch(0)
@@ -198,11 +203,11 @@ def test_a_budget_below_what_a_batch_leases_is_refused_up_front(source, tmp_path
 
 
 def test_cutoffs_survive_the_checkpoint(source, tmp_path):
-    harness = Harness(source, tmp_path / "store", {"name": "en", "expected_positives": 2.4})
+    harness = Harness(source, tmp_path / "store", {"name": "en"}, k=2.4 * annotated(source))
     harness.epoch(0)
     harness.epoch(1)
     saved = harness.method.state()
-    fresh = build_method({"name": "en", "expected_positives": 2.4}, replace(harness.task))
+    fresh = build_method({"name": "en"}, replace(harness.task))
     fresh.load_state(saved)
     for name, value in harness.method.cutoffs.to_arrays().items():
         np.testing.assert_array_equal(value, fresh.cutoffs.to_arrays()[name])

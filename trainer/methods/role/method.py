@@ -43,9 +43,6 @@ class EstimateSettings(Settings):
     """What the methods that estimate every sample's labels have in common."""
 
     estimator: str = "dense"
-    expected_positives: float | None = Setting(None, gt=0)
-    """k, mean positives per image (VOC 1.5, COCO 2.9, NUS 1.9, CUB 31.4); by default that of fully labelled
-    ones (data.fully_labelled, or val)."""
     lr: Annotated[float, Setting(gt=0)] | list[Annotated[float, Setting(gt=0)]] = 1e-2
     """φ's own learning rate, constant in a phase (paper: 10 × the classifier's); a list gives one per phase, the last
     repeats. How far φ travels decides whether ROLE works."""
@@ -80,7 +77,7 @@ class Role(Method[EstimateSettings]):
     def __init__(self, settings: EstimateSettings, task: Task):
         super().__init__(settings, task)
         self.s = settings
-        self.k = expected_positives(settings.expected_positives, task)
+        self.k = expected_positives(task)
         self.estimator = ESTIMATORS[settings.estimator](settings, task, self.lr)
 
     def needs(self) -> Needs:

@@ -26,15 +26,12 @@ class SelectionSettings(Settings):
     per class). To tell: do images with more objects have more shown positives? Then independent."""
     q: Share | list[Share] | Literal["estimated"] | None = None
     """How likely a positive is shown, with `shown: independent`: a number, one per class, or `estimated` (the default):
-    shown positives per image ÷ expected positives per image."""
-    expected_positives: float | None = Field(None, gt=0)
-    """k, for q = estimated: the mean number of positives per image; default: that of fully labelled images."""
+    shown positives per image ÷ model.expected_positives."""
 
     @model_validator(mode="after")
     def _q_is_used(self) -> SelectionSettings:
-        if self.shown == "fixed" and (self.q is not None or self.expected_positives is not None):
-            raise ValueError("q and expected_positives have no effect with shown: fixed; set shown: independent, or "
-                             "leave them out")
+        if self.shown == "fixed" and self.q is not None:
+            raise ValueError("q has no effect with shown: fixed; set shown: independent, or leave it out")
         return self
 
 
@@ -71,10 +68,10 @@ def _share(settings: SelectionSettings, task: Task) -> torch.Tensor:
                         "all of them, one per class, or 'estimated'.")
     if isinstance(settings.q, float | list):
         return torch.tensor(settings.q, dtype=torch.float32)
-    k = expected_positives(settings.expected_positives, task)
+    k = expected_positives(task)
     shown = float(task.positives.sum()) / task.samples
     if not 0 < shown < k:
         raise UserError(f"method.q cannot be estimated: data.train shows {shown:.3g} positives per image, of {k:.3g} "
                         "expected ones. Give method.q, a number between 0 and 1, or a larger "
-                        "method.expected_positives; with full labels use the method 'bce'.")
+                        "model.expected_positives; with full labels use the method 'bce'.")
     return torch.tensor(shown / k, dtype=torch.float32)

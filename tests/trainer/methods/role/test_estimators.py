@@ -18,7 +18,7 @@ from tests.helpers.oracles import batch_of
 from tests.helpers.state.harness import CLASSES, SAMPLES, Harness, labels_of, logits_at, make_source, role_loss
 
 K, LR = 2.5, 0.05
-BODY = {"name": "role", "expected_positives": K, "lr": LR}
+BODY = {"name": "role", "lr": LR}
 UNTRACKED_PHI = -11.512915
 
 
@@ -87,8 +87,8 @@ class NaiveTopK:
 
 def test_topk_equals_the_naive_mask_over_the_whole_matrix(source, tmp_path):
     k, z = 3, labels_of(source)
-    start = Harness(source, tmp_path / "dense", BODY).table("phi")
-    harness = Harness(source, tmp_path / "store", {**BODY, "estimator": "topk", "top_k": k})
+    start = Harness(source, tmp_path / "dense", BODY, k=K).table("phi")
+    harness = Harness(source, tmp_path / "store", {**BODY, "estimator": "topk", "top_k": k}, k=K)
     naive = NaiveTopK(z, start, k)
 
     def on_step(samples, batch, outputs, step, terms):
@@ -108,8 +108,8 @@ def test_topk_equals_the_naive_mask_over_the_whole_matrix(source, tmp_path):
 
 
 def test_topk_of_all_classes_is_dense(source, tmp_path):
-    dense = Harness(source, tmp_path / "dense", BODY)
-    tops = Harness(source, tmp_path / "tops", {**BODY, "estimator": "topk", "top_k": CLASSES})
+    dense = Harness(source, tmp_path / "dense", BODY, k=K)
+    tops = Harness(source, tmp_path / "tops", {**BODY, "estimator": "topk", "top_k": CLASSES}, k=K)
     values: dict[str, list] = {"dense": [], "tops": []}
     for name, harness in (("dense", dense), ("tops", tops)):
         for epoch in range(2):
@@ -125,7 +125,7 @@ def test_topk_of_all_classes_is_dense(source, tmp_path):
 def test_factorized_equals_dense_adam_over_all_factors(source, tmp_path):
     rank, class_lr = 4, 0.02
     harness = Harness(source, tmp_path / "store", {**BODY, "estimator": "factorized", "rank": rank,
-                                                   "class_lr": class_lr})
+                                                   "class_lr": class_lr}, k=K)
     z = torch.from_numpy(labels_of(source))
     u = torch.nn.Parameter(torch.from_numpy(harness.table("factor")).double())
     table = harness.method.state()["table"].double()
@@ -159,7 +159,7 @@ def test_network_equals_a_module_with_its_own_adam(source, tmp_path):
     width, hidden, class_lr = 6, 5, 0.02
     rng = torch.Generator().manual_seed(3)
     maps = torch.randn(SAMPLES, width, 2, 2, generator=rng)
-    harness = Harness(source, tmp_path / "store", BODY)
+    harness = Harness(source, tmp_path / "store", BODY, k=K)
     method = build_method({**BODY, "estimator": "network", "hidden": hidden, "class_lr": class_lr},
                           replace(harness.task, width=width))
     assert method.fields() == []
@@ -194,7 +194,7 @@ def test_network_equals_a_module_with_its_own_adam(source, tmp_path):
 
 
 def test_phi_travel_is_the_mean_distance_of_unknown_entries_from_their_start(source, tmp_path):
-    harness = Harness(source, tmp_path / "store", BODY)
+    harness = Harness(source, tmp_path / "store", BODY, k=K)
     first, z = harness.table("phi"), labels_of(source)
     seen: list[float] = []
 
@@ -215,11 +215,12 @@ def test_phi_travel_is_the_mean_distance_of_unknown_entries_from_their_start(sou
 def test_what_an_estimator_cannot_do_is_said(source, tmp_path):
     for top_k in (CLASSES + 1, 500):
         with pytest.raises(UserError, match=rf"method\.top_k = {top_k}: .* 1 to {CLASSES} of the"):
-            Harness(source, tmp_path / "store", {**BODY, "estimator": "topk", "top_k": top_k})
-    method = build_method({**BODY, "estimator": "topk", "top_k": 1}, Harness(source, tmp_path / "other", BODY).task)
+            Harness(source, tmp_path / "store", {**BODY, "estimator": "topk", "top_k": top_k}, k=K)
+    task = Harness(source, tmp_path / "other", BODY, k=K).task
+    method = build_method({**BODY, "estimator": "topk", "top_k": 1}, task)
     labels = np.full((3, CLASSES), -1, np.int8)
     labels[1, [2, 5]] = POSITIVE
     with pytest.raises(UserError, match=r"row 1 of shard 7 has 2 annotated positives.*Set method\.top_k to 2"):
         method.initial_rows("phi_ids", labels, 7)
     with pytest.raises(UserError, match="estimator = 'matrix'"):
-        build_method({**BODY, "estimator": "matrix"}, Harness(source, tmp_path / "third", BODY).task)
+        build_method({**BODY, "estimator": "matrix"}, Harness(source, tmp_path / "third", BODY, k=K).task)

@@ -36,10 +36,10 @@ def test_odd_inputs_stay_finite(settings):
 
 
 def task(z, k=None):
-    return Task(z.shape[1], len(z), (z == POSITIVE).sum(0), np.zeros(z.shape[1], np.int64), False, full_positives=k)
+    return Task(z.shape[1], len(z), (z == POSITIVE).sum(0), np.zeros(z.shape[1], np.int64), False, expected_positives=k)
 
 
-@pytest.mark.parametrize(("settings", "k"), [({}, 4.0), ({"q": "estimated"}, 4.0), ({"expected_positives": 4.0}, 9.0)])
+@pytest.mark.parametrize(("settings", "k"), [({}, 4.0), ({"q": "estimated"}, 4.0)])
 def test_q_is_estimated_from_the_expected_positives(settings, k):
     _, z = random_case(7)
     method = build_method({"name": "selection", "shown": "independent", **settings}, task(z, k))
@@ -51,7 +51,6 @@ def test_q_is_estimated_from_the_expected_positives(settings, k):
 
 @pytest.mark.parametrize(("settings", "k", "words"), [
     ({"q": 0.5}, None, "no effect with shown: fixed"),
-    ({"expected_positives": 3.0}, None, "no effect with shown: fixed"),
     ({"shown": "independent", "q": 1.0}, None, r"q.*less than 1"),
     ({"shown": "independent", "q": 0}, None, r"q.*greater than 0"),
     ({"shown": "independent", "q": [0.5, 0.5]}, None, "2 numbers, but there are 9 classes"),

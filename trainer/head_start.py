@@ -1,0 +1,59 @@
+"""How the head starts, before the first step of a run: its bias at the prior, its norm from a look at the data."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from lacuna.basics.errors import UserError
+from lacuna.basics.hashing import mix
+from lacuna.data_pipelines.plan import EpochPlan
+from lacuna.trainer.config.sections import ModelConfig
+from lacuna.trainer.evaluate import eval_stream, model_inputs
+from lacuna.trainer.methods.base import Task
+from lacuna.trainer.models.classifier import Classifier, set_head_bias
+from lacuna.trainer.models.head_norm import Sums
+
+if TYPE_CHECKING:
+    from lacuna.trainer.whole_run import Run
+
+_SAMPLES = 4096  # whose mean and spread stand for all
+log = logging.getLogger("lacuna")
+
+
+def start_bias(model: Classifier, config: ModelConfig, task: Task, main: bool) -> None:
+    """`prior` takes k as it is known, else the annotated positives per image, which are fewer than the true ones."""
+    k = task.expected_positives
+    if config.head_bias == "prior" and k is None:
+        k = float(task.positives.sum() / max(1, task.samples))
+        if not k:
+            raise UserError("model.head_bias = 'prior' needs the number of positives per image, but no training image "
+                            "has an annotated one. Give model.expected_positives, or model.head_bias=zero.")
+        if main and not task.fully_annotated:
+            log.info("head bias at logit(%.2f / %d): the annotated positives per image, a lower bound of the true "
+                     "ones; give model.expected_positives if you know better", k, task.classes)
+    set_head_bias(model, config.head_bias, k or 0.0)
+
+
+def measure_head_norm(run: Run) -> None:
+    """Mean and scale of model.head_norm, from the first samples of the first epoch as evaluation sees them: the same
+    samples on any number of ranks."""
+    if run.model.head_norm is None:
+        return
+    source, world, data, batch = run.sources["train"], run.world, run.config.data, run.config.phases[0].batch
+    plan = EpochPlan(source.rows, mix(run.config.seed, 0), 0, data.streams, batch, data.open_shards)
+    sums = Sums.none(run.model.head.in_features)
+    run.model.eval()
+    with eval_stream(source, plan, run.config, world) as stream, torch.no_grad():
+        batches = iter(stream)
+        for _ in range(min(plan.steps, math.ceil(_SAMPLES / batch))):
+            found = next(batches)
+            run.watchdog.beat("measuring what enters the head")
+            if len(found):
+                sums.add(run.model.pooled(run.model.features(model_inputs(found.inputs, run.config, world))))
+    sums.flat = world.global_sum(sums.flat.to(world.device)).cpu()
+    run.model.head_norm.take(sums)
+    log.info("model.head_norm: measured on %d samples, scale %.3g", int(sums.flat[0]), float(run.model.head_norm.scale))
