@@ -121,7 +121,9 @@ def test_thresholds_are_the_best_on_the_validation_set(model, trained, evaluated
     assert exported.thresholds is not None
     for c in range(10):
         best = max(f1(scores[:, c], truth[:, c], limit) for limit in scores[:, c])
-        assert f1(scores[:, c], truth[:, c], exported.thresholds[c] - 1e-6) == pytest.approx(best)
+        # The threshold is a score of another pass over the same images: the same but for rounding.
+        near = [limit for limit in scores[:, c] if abs(limit - exported.thresholds[c]) < 1e-6]
+        assert max(f1(scores[:, c], truth[:, c], limit) for limit in near) == pytest.approx(best)
     for key, line in predict(capsys, model, str(images)).items():
         limits = exported.thresholds
         expected = {str(c) for c in range(10) if evaluated["test"][key][c] >= limits[c]}
