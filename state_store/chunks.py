@@ -42,6 +42,11 @@ def chunk_url(store: str, field: str, shard: int, token: str) -> str:
     return storage.join(store, "chunks", field, f"{shard:06d}.{token}")
 
 
+def zarr_key(field: Field, shard: int) -> str:
+    """The chunk's key in a Zarr array of shape (shards, rows, *stored_shape) with one chunk per shard."""
+    return "/".join([field.name, "c", str(shard), *["0"] * (1 + len(field.stored_shape))])
+
+
 @lru_cache(maxsize=8)
 def _blosc(compression: str) -> Blosc:
     return Blosc(cname=compression, clevel=5 if compression == "lz4" else 1, shuffle=Blosc.BITSHUFFLE)
@@ -55,6 +60,13 @@ def encode(field: Field, rows: np.ndarray) -> tuple[Sequence, int, int]:
     if isinstance(body, np.ndarray):
         body = body.view(np.uint8)
     return (body, crc.to_bytes(_CRC_BYTES, "little")), size + _CRC_BYTES, crc
+
+
+def encode_padded(field: Field, rows: np.ndarray, max_rows: int) -> bytes:
+    """The whole object of a shard's own rows; those beyond them, up to the longest shard's, have no meaning."""
+    padded = np.zeros((max_rows, *field.stored_shape), field.stored_dtype)
+    padded[: len(rows)] = rows
+    return b"".join(bytes(part) for part in encode(field, padded)[0])
 
 
 def decode_into(field: Field, data: bytes, out: np.ndarray, ref: Ref | None, url: str, shard: int) -> None:
@@ -76,13 +88,18 @@ def decode_into(field: Field, data: bytes, out: np.ndarray, ref: Ref | None, url
         raise DamagedChunk("corrupt", url, field.name, shard, str(error)) from None
 
 
-def read_into(store: str, field: Field, shard: int, ref: Ref, out: np.ndarray) -> None:
+def read_object(store: str, field: Field, shard: int, ref: Ref) -> bytes:
+    """The object as it was written, not yet checked."""
     url = chunk_url(store, field.name, shard, ref.token)
     try:
-        data = storage.read_bytes(url, expected=None if storage.is_local(url) else ref.size)
+        return storage.read_bytes(url, expected=None if storage.is_local(url) else ref.size)
     except FileNotFoundError:
         raise DamagedChunk("missing", url, field.name, shard, "a snapshot lists it") from None
-    decode_into(field, data, out, ref, url, shard)
+
+
+def read_into(store: str, field: Field, shard: int, ref: Ref, out: np.ndarray) -> None:
+    data = read_object(store, field, shard, ref)
+    decode_into(field, data, out, ref, chunk_url(store, field.name, shard, ref.token), shard)
 
 
 def write(store: str, field: Field, shard: int, token: str, rows: np.ndarray) -> Ref:

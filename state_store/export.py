@@ -14,6 +14,7 @@ from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.basics.npy_header import unpacked
 from lacuna.state_store import chunks
+from lacuna.state_store.chunks import zarr_key
 from lacuna.state_store.fields import Constant, Field
 from lacuna.state_store.moving import Batch, BulkWriter, Keys, KeyTable, move_rows
 from lacuna.state_store.store import Initials, SnapshotReader, StateStore
@@ -31,14 +32,11 @@ def export_zarr(reader: SnapshotReader, url: str) -> int:
         raise UserError(f"{url}: there is already a Zarr group. Choose another URL.")
     schema, count = reader.schema, 0
     for spec in schema.fields.values():
-        storage.write_atomic(storage.join(url, spec.name, "zarr.json"), schema.array_json(spec))
+        storage.write_atomic(storage.join(url, spec.name, "zarr.json"), schema.readable_array_json(spec))
 
         def copy(shard: int, rows: dict[str, np.ndarray], spec: Field = spec) -> None:
-            padded = np.zeros((schema.max_rows, *spec.stored_shape), spec.stored_dtype)
-            padded[: len(rows[spec.name])] = rows[spec.name]
-            parts, _, _ = chunks.encode(spec, padded)
-            storage.write_atomic(storage.join(url, _zarr_key(spec, shard)), b"".join(bytes(p) for p in parts),
-                                 durable=False)
+            storage.write_atomic(storage.join(url, zarr_key(spec, shard)),
+                                 chunks.encode_padded(spec, rows[spec.name], schema.max_rows), durable=False)
 
         count += sum(1 for _ in map_shards(reader, [spec.name], copy))
     storage.write_atomic(storage.join(url, "zarr.json"), schema.group_json())
@@ -53,16 +51,14 @@ def export_references(reader: SnapshotReader, url: str) -> int:
     schema, store = reader.schema, reader.store.url
     refs: dict[str, object] = {"zarr.json": schema.group_json().decode()}
     for spec in schema.fields.values():
-        refs[f"{spec.name}/zarr.json"] = schema.array_json(spec).decode()
+        refs[f"{spec.name}/zarr.json"] = schema.readable_array_json(spec).decode()
         written = reader.refs.get(spec.name, {})
         for shard in range(schema.shards):
             if shard in written:
-                refs[_zarr_key(spec, shard)] = [chunks.chunk_url(store, spec.name, shard, written[shard].token)]
+                refs[zarr_key(spec, shard)] = [chunks.chunk_url(store, spec.name, shard, written[shard].token)]
             elif not isinstance(spec.initial, Constant):
-                padded = np.zeros((schema.max_rows, *spec.stored_shape), spec.stored_dtype)
-                padded[: int(schema.rows[shard])] = reader.read_shard(spec.name, shard)
-                body = b"".join(bytes(part) for part in chunks.encode(spec, padded)[0])
-                refs[_zarr_key(spec, shard)] = "base64:" + base64.b64encode(body).decode()
+                body = chunks.encode_padded(spec, reader.read_shard(spec.name, shard), schema.max_rows)
+                refs[zarr_key(spec, shard)] = "base64:" + base64.b64encode(body).decode()
     storage.write_atomic(url, json.dumps({"version": 1, "refs": refs}).encode())
     return len(refs)
 
@@ -128,10 +124,6 @@ def _known(reader: SnapshotReader, name: str) -> str:
     if name not in reader.schema.fields:
         raise UserError(f"no field {name!r}; the store has {sorted(reader.schema.fields)}.")
     return name
-
-
-def _zarr_key(spec: Field, shard: int) -> str:
-    return "/".join([spec.name, "c", str(shard), *["0"] * (1 + len(spec.stored_shape))])
 
 
 def _parquet(keys: list[str], values: dict[str, np.ndarray], reader: SnapshotReader) -> bytes:

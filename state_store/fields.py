@@ -163,8 +163,9 @@ class Field:
             spread += np.float32(self.initial.low)
             return self._nearest(spread.reshape(rows, *self.shape))
         if given is None:
-            raise UserError(f"field {self.name!r} starts from a function ({self.initial.name!r}) of the shard: pass "
-                            f"initials={{{self.name!r}: function}}.")
+            raise UserError(f"field {self.name!r}, shard {shard} was never written, and it starts from a function "
+                            f"({self.initial.name!r}) of the shard: pass initials={{{self.name!r}: function}}, or open "
+                            "the state with lacuna.open_run(run).state(), which knows it.")
         values = np.asarray(given(shard))
         if values.shape == (rows, *self.stored_shape) and values.dtype == self.stored_dtype:
             return values

@@ -98,6 +98,16 @@ class Schema:
         }
         return json.dumps(body).encode()
 
+    def readable_array_json(self, field: Field) -> bytes:
+        """The same for outside readers: named dimensions (xarray needs them) and what turns codes into values (CF)."""
+        body = json.loads(self.array_json(field))
+        body["dimension_names"] = ["shard", "row", *(f"{field.name}_{i}" for i in range(len(field.stored_shape)))]
+        if field.range is not None:
+            low, high = field.range
+            body["attributes"] |= {"scale_factor": (high - low) / int(np.iinfo(field.stored_dtype).max),
+                                   "add_offset": low}
+        return json.dumps(body).encode()
+
     @classmethod
     def parse(cls, data: bytes, where: str) -> Schema:
         try:

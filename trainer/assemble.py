@@ -19,17 +19,16 @@ from lacuna.trainer.methods.base import Method, Task
 from lacuna.trainer.models.classifier import Classifier, build_model, spatial_side
 from lacuna.trainer.models.parts import check_parts
 from lacuna.trainer.neighbors import data_fingerprints
-from lacuna.trainer.phase import train_augment
 from lacuna.trainer.run_folder import RunFolder
 from lacuna.trainer.run_log import RunLog
+from lacuna.trainer.training_data import train_augment
 from lacuna.trainer.whole_run import Run, Stop
 from lacuna.trainer.world import Watchdog, World
 
 log = logging.getLogger("lacuna")
 
 
-def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
-    stop = Stop()
+def build_run(config: Config, world: World, watchdog: Watchdog, stop: Stop | None = None) -> Run:
     bf16 = make_bf16_safe(config, world)  # oneDNN reads its settings once, at the model's first operation
     sources = load_sources(config)
     train = sources["train"]
@@ -46,7 +45,7 @@ def build_run(config: Config, world: World, watchdog: Watchdog) -> Run:
         log.info(bf16)
     fingerprints = {"config": config.fingerprint(), **_fingerprints(sources)}
     checkpoints = Checkpoints(folder, world, config.train.keep, fingerprints)
-    return Run(config, world, sources, model, method, run_log, checkpoints, watchdog, stop)
+    return Run(config, world, sources, model, method, run_log, checkpoints, watchdog, stop or Stop())
 
 
 def check_method(config: Config, method: Method) -> None:

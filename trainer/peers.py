@@ -60,6 +60,10 @@ class Peers(threading.Thread):
 
     def stop(self) -> None:
         os.close(self.woken)  # the other end becomes readable
+        if self.ident is not None:
+            self.join(timeout=5)
+        for handle in (self.wake, *self.handles):
+            os.close(handle)
 
 
 def wait_for_news(seconds: float) -> None:

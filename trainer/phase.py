@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from lacuna.basics.errors import UserError
-from lacuna.basics.hashing import mix
-from lacuna.data_pipelines.augment import Augment
 from lacuna.data_pipelines.plan import EpochPlan
-from lacuna.data_pipelines.stream import EpochStream, SampleMaker
+from lacuna.data_pipelines.stream import EpochStream
 from lacuna.trainer.checkpoints.checkpoint import Checkpoint, Position, load_engine, load_method_state, needs_conversion
 from lacuna.trainer.config.durations import to_steps
-from lacuna.trainer.config.sections import DataConfig
 from lacuna.trainer.engine import BatchSplit, build_engine, zero_stage
 from lacuna.trainer.evaluate import describe, evaluate
 from lacuna.trainer.learner import Learner
@@ -25,6 +22,7 @@ from lacuna.trainer.loop import train_epoch
 from lacuna.trainer.methods.base import EpochStart
 from lacuna.trainer.running_sums import RunningSums
 from lacuna.trainer.scored_samples import scored
+from lacuna.trainer.training_data import epoch_plan, training_stream
 
 if TYPE_CHECKING:
     from lacuna.trainer.whole_run import Run
@@ -57,8 +55,7 @@ class Phase:
             if self.ema is not None:
                 self.ema.load_state_dict(checkpoint.weights())
         source = run.sources["train"]
-        self.plans = [EpochPlan(source.rows, mix(run.config.seed, number), epoch, run.config.data.streams,
-                                self.config.batch, run.config.data.open_shards) for epoch in range(self.config.epochs)]
+        self.plans = [epoch_plan(run.config, source, number, epoch) for epoch in range(self.config.epochs)]
         self.steps_before = [0, *itertools.accumulate(plan.steps for plan in self.plans)]  # every epoch of the phase
         self.total = self.steps_before[-1]
         self.warmup = to_steps(self.config.warmup, self.plans[0].steps, self.total)
@@ -91,14 +88,9 @@ class Phase:
                           lambda: scored(run, self.plans[epoch], overall))
 
     def stream(self, plan: EpochPlan, position: Position) -> EpochStream:
-        run, data, world = self.run, self.run.config.data, self.run.world
-        source = run.sources["train"]
-        augment = train_augment(data) if source.index.kind == "image" else None
-        two_views = run.method.needs().strong_view
-        strong = Augment(data.image_size, **data.strong_augment.model_dump()) if two_views else None
-        maker = SampleMaker(augment, plan.seed, plan.epoch, source.feature_width, strong)
-        return EpochStream(source, plan, plan.rank_streams(world.rank, world.size), maker, start_step=position.step,
-                           workers=data.workers, prefetch=data.prefetch, pin=world.device.type == "cuda")
+        run, world = self.run, self.run.world
+        return training_stream(run.config, run.sources["train"], plan, plan.rank_streams(world.rank, world.size),
+                               position.step, two_views=run.method.needs().strong_view, pin=world.device.type == "cuda")
 
     def _end_epoch(self, position: Position) -> Position:
         """Evaluate, remember the best, and write the epoch's checkpoint."""
@@ -145,10 +137,6 @@ class Phase:
 
     def close(self) -> None:
         self.engine.destroy()
-
-
-def train_augment(data: DataConfig) -> Augment:
-    return Augment(data.image_size, **data.augment.model_dump())
 
 
 def update_ema(ema: torch.nn.Module, model: torch.nn.Module, decay: float) -> None:

@@ -13,11 +13,8 @@ if __name__ == "__main__":
     sys.path[0] = _clone if os.path.isdir(os.path.join(_clone, "lacuna")) else os.path.dirname(_above)
 
 import argparse
-import json
-import logging
 import traceback
 
-from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.trainer.config.files import load_config
 from lacuna.trainer.config.sections import Config
@@ -46,23 +43,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(config: Config) -> int:
     # Imports that cost seconds wait until the config is known to be good.
-    from lacuna.trainer import whole_run, world
-    from lacuna.trainer.assemble import build_run
+    from lacuna.trainer import launch, world
 
-    joined = world.start(config.train.timeout_seconds)
-    watchdog = world.Watchdog(joined, config.train.timeout_seconds)
-    prepared = build_run(config, joined, watchdog)
-    results = whole_run.train(prepared)
-    if joined.main and results is not None:
-        path = os.path.join(config.folder, "results.json")
-        storage.write_atomic(path, json.dumps(results, indent=1).encode())
-        logging.getLogger("lacuna").info("done: results in %s", path)
-    elif joined.main:
-        logging.getLogger("lacuna").info("stopped as asked; the same command resumes")
-    prepared.run_log.close()
-    prepared.state.close()
-    joined.barrier()
-    watchdog.stop()
+    launch.train(config, hung=world.end_process)
     return 0
 
 

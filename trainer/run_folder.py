@@ -66,8 +66,13 @@ class RunFolder:
         self.world.barrier()
         if self.remote and self.world.leads_node:
             shutil.rmtree(self.local, ignore_errors=True)
-            if self._lock is not None:
-                self._lock.close()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Another launch may stage here."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _mine(self) -> list[str]:
         """Rank 0 writes everything but the other ranks' traces."""

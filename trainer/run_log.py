@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 _PACKAGES = ("torch", "torchvision", "timm", "deepspeed", "webdataset", "zarr", "numcodecs", "ray", "fsspec", "numpy")
+_HANDLER = "lacuna run"  # the name of our log handlers: others are left alone
 CLASS_LIST = "classes.json"  # in the run folder: what the model's outputs are called
 log = logging.getLogger("lacuna")
 
@@ -124,12 +125,16 @@ class RunLog:
         if self.board is not None:
             self.board.flush()
 
-    def close(self) -> None:
+    def close(self, whole: bool = True) -> None:
+        """`whole`: all ranks got here, so the rest can be uploaded; after an error that is left to the next launch."""
         self.end_epoch()
         if self.board is not None:
             self.board.close()
             self.board = None
-        self.run_folder.close()
+        if whole:
+            self.run_folder.close()
+        else:
+            self.run_folder.let_go()
 
 
 class RateMeter:
@@ -201,12 +206,15 @@ def _git_sha() -> str | None:
 def _set_up_logging(folder: str, main: bool) -> None:
     log.setLevel(logging.INFO if main else logging.WARNING)
     log.propagate = False
-    log.handlers.clear()
+    for handler in [handler for handler in log.handlers if handler.name == _HANDLER]:  # of another run
+        log.removeHandler(handler)
+        handler.close()
     form = logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S")
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if main:
         os.makedirs(folder, exist_ok=True)
         handlers.append(logging.FileHandler(os.path.join(folder, LOG), encoding="utf-8"))
     for handler in handlers:
+        handler.name = _HANDLER
         handler.setFormatter(form)
         log.addHandler(handler)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from dataclasses import dataclass, field
+from typing import Any
 
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.source import ShardSource
@@ -25,13 +27,22 @@ log = logging.getLogger("lacuna")
 
 
 class Stop:
-    """Set by SIGTERM or Ctrl-C: the step is finished, a checkpoint written, and the process exits with 0."""
+    """Set by SIGTERM or Ctrl-C: the step is finished, a checkpoint written, and training ends as asked."""
 
     def __init__(self):
         self.asked = False  # on this rank, at any moment
         self.agreed = False  # on all ranks, at the same step: only this may change what a rank does next
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask)
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Stop:
+        """Listen to the signals; Python lets only the main thread do so."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _ask(self, number, frame) -> None:
         if self.asked and number == signal.SIGINT:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import os
@@ -9,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from lacuna.trainer.peers import Peers
 
 log = logging.getLogger("lacuna")
 START_UP_SECONDS = 300  # models, engines and first steps take long on a busy machine, however short the timeout is
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what a launcher tells a rank
 HUNG_EXIT_CODE = 75  # "temporary failure": what a scheduler may simply start again
 
 
@@ -112,8 +115,9 @@ def start(timeout_seconds: float) -> World:
     from deepspeed.accelerator import get_accelerator
 
     if "RANK" not in os.environ:
-        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
-                       "MASTER_PORT": str(_free_port())}
+        rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": os.environ.get("LOCAL_RANK", "0"),
+                       "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     # The op would be compiled on first use (~45 s, fragile); gloo serves CPU ranks well.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     wait = _group_timeout(timeout_seconds)
@@ -128,6 +132,23 @@ def start(timeout_seconds: float) -> World:
     return World(device, timeout_seconds)
 
 
+@contextlib.contextmanager
+def joined(timeout_seconds: float) -> Iterator[World]:
+    """`start`, and afterwards this process is as it was: a group of one is given up, one of several goes on."""
+    before = {name: os.environ.get(name) for name in _VARIABLES}
+    own = before["RANK"] is None and not dist.is_initialized()
+    try:
+        yield start(timeout_seconds)
+    finally:
+        if own and dist.is_initialized():
+            import deepspeed.comm
+
+            deepspeed.comm.destroy_process_group()
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+
+
 def _group_timeout(timeout_seconds: float) -> datetime.timedelta:
     """Longer than the watchdog's: a collective that gives up can only say that somebody is missing, not who."""
     return datetime.timedelta(seconds=2 * max(timeout_seconds, START_UP_SECONDS) + 30)
@@ -140,7 +161,7 @@ def _free_port() -> int:
 
 
 class Watchdog:
-    """Ends a rank whose loop stands still for `timeout`, and says which rank is behind.
+    """Tells when this rank's loop stands still for `timeout`, and which rank is behind; by default it ends the process.
 
     The main thread calls `beat` as it makes progress; one thread publishes the beats through the group's store, another
     watches the main thread. A rank that is stopped or stuck outside of collectives publishes nothing new, so the
@@ -150,8 +171,8 @@ class Watchdog:
     While something is built, until the first step after it, the timeout is START_UP_SECONDS at least.
     """
 
-    def __init__(self, world: World, timeout_seconds: float):
-        self.world, self.timeout = world, timeout_seconds
+    def __init__(self, world: World, timeout_seconds: float, hung: Callable[[str], None] | None = None):
+        self.world, self.timeout, self.hung = world, timeout_seconds, hung or end_process
         self.beats, self.where, self.last = 0, "start-up", time.monotonic()
         self.patience = max(timeout_seconds, START_UP_SECONDS)
         store = dist.distributed_c10d._get_default_store()
@@ -175,11 +196,13 @@ class Watchdog:
         self.patience = max(self.timeout, START_UP_SECONDS) if building else self.timeout
         self.beats, self.where, self.last = self.beats + 1, where, time.monotonic()
 
-    def stop(self) -> None:
+    def stop(self, whole: bool = True) -> None:
+        """After an error (not `whole`) a peer and its store may be gone: nobody waits, and its death is still told."""
         self.stopped.set()
-        self.neighbors.stop()
-        for thread in self.threads:
-            thread.join(timeout=5)
+        if whole:
+            self.neighbors.stop()
+            for thread in self.threads:
+                thread.join(timeout=5)
 
     def _publish(self) -> None:
         """Tell where this rank is; ask where the others are, once that matters."""
@@ -210,6 +233,7 @@ class Watchdog:
             elif waited > self.patience:
                 if beats == self.half_way:
                     self._give_up()
+                    return
                 self.half_way, self.last = beats, time.monotonic() - self.patience / 2
 
     def _give_up(self) -> None:
@@ -218,7 +242,11 @@ class Watchdog:
                  if beats == behind]
         if time.monotonic() - self.answered > self.patience / 2:
             names = ["rank 0 (its process, which keeps the group's store, does not answer)"]
-        print(f"lacuna: rank {self.world.rank} made no progress for {self.patience:.0f} s (train.timeout_seconds) "
-              f"at {self.where}. Waiting for: {', '.join(names)}. Ending this launch; start it again to resume.",
-              file=sys.stderr, flush=True)
-        os._exit(HUNG_EXIT_CODE)
+        self.hung(f"rank {self.world.rank} made no progress for {self.patience:.0f} s (train.timeout_seconds) at "
+                  f"{self.where}. Waiting for: {', '.join(names)}. Ending this launch; start it again to resume.")
+
+
+def end_process(why: str) -> None:
+    """A rank that hangs in a collective cannot be ended otherwise."""
+    print(f"lacuna: {why}", file=sys.stderr, flush=True)
+    os._exit(HUNG_EXIT_CODE)

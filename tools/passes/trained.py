@@ -50,7 +50,7 @@ def open_trained(path: str) -> Trained:
     files, prefix = _committed(checkpoint)
     weights = "ema.safetensors" if "ema.safetensors" in files else "model.safetensors"
     return Trained(run, checkpoint, f"{prefix}/{weights}".lstrip("/"), files[weights]["sha256"], config,
-                   *_class_list(run, config))
+                   *class_list(run, config))
 
 
 def finished_checkpoints(run: str) -> list[str]:
@@ -82,7 +82,8 @@ def _committed(checkpoint: str) -> tuple[dict[str, dict], str]:
         raise UserError(f"{where}: damaged. Give another checkpoint.") from None
 
 
-def _class_list(run: str, config: Config) -> tuple[list[str], list[str]]:
+def class_list(run: str, config: Config) -> tuple[list[str], list[str]]:
+    """(names, ids) of the model's outputs; empty if nothing tells them any more."""
     kept = read_file(run, CLASS_LIST)
     if kept is not None:
         body = json.loads(kept)

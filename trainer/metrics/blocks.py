@@ -43,6 +43,15 @@ def rank_batches(batches: Sequence[Batch], ordinals: np.ndarray, classes: int, u
                        for low, high in class_blocks(0, classes)])
 
 
+def rank_doubles(scores: np.ndarray, targets: np.ndarray, ordinals: np.ndarray, ungrouped: bool) -> ClassStats:
+    """Results of scores wider than float32 [N, L]: a key is the place of the score among its class's distinct ones."""
+    parts = []
+    for cls in range(scores.shape[1]):
+        levels, places = np.unique(scores[:, cls], return_inverse=True)
+        parts.append(rank_columns(places.astype(np.uint32)[None], targets[None, :, cls], ordinals, ungrouped, levels))
+    return join_stats(parts)
+
+
 def join_stats(parts: Sequence[ClassStats]) -> ClassStats:
     """Results of consecutive class ranges as one."""
     if not parts:

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 
 from lacuna.basics import storage
+from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from lacuna.trainer.metrics.blocks import rank_batches
+from lacuna.trainer.metrics.blocks import rank_batches, rank_doubles
 from lacuna.trainer.metrics.ranking import ClassStats
 
 
@@ -72,34 +73,55 @@ class RankingResult:
 
 
 def average_precision(scores, targets, *, ungrouped: bool = True) -> RankingResult:
-    """Exact results from scores float32/float16 [N, L] and targets int8 [N, L]; arrays or CPU tensors.
+    """Exact results from scores [N, L] of any float type and targets int8 [N, L]; arrays or tensors.
 
     `ungrouped=False` leaves out the map_asl variant, which costs time where many scores tie.
     """
-    scores, targets = checked_batch(scores, targets)
-    stats = rank_batches([(scores, targets)], np.arange(len(scores)), scores.shape[1], ungrouped)
+    scores, targets = checked_batch(scores, targets, doubles=True)
+    ordinals = np.arange(len(scores))
+    if scores.dtype in (np.float32, np.float16):
+        stats = rank_batches([(scores, targets)], ordinals, scores.shape[1], ungrouped)
+    else:
+        stats = rank_doubles(scores, targets, ordinals, ungrouped)
     return RankingResult(len(scores), stats)
 
 
-def checked_batch(scores, targets) -> tuple[np.ndarray, np.ndarray]:
-    """The batch as numpy arrays; a ValueError says what is wrong with it. bfloat16 is widened (exactly)."""
+def ternary(labels) -> np.ndarray:
+    """int8 targets from booleans or from integers that are POSITIVE, NEGATIVE or UNKNOWN."""
+    array = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
+    if array.dtype == bool:
+        return np.where(array, np.int8(POSITIVE), np.int8(NEGATIVE))
+    if array.dtype.kind not in "iu":
+        raise UserError(f"labels are {array.dtype}; pass booleans or integers.")
+    odd = array[(array != POSITIVE) & (array != NEGATIVE) & (array != UNKNOWN)]
+    if odd.size:
+        raise UserError(f"labels hold {odd.flat[0]}; legal: {POSITIVE} positive, {NEGATIVE} negative, "
+                        f"{UNKNOWN} unknown.")
+    return array.astype(np.int8, copy=False)
+
+
+def checked_batch(scores, targets, doubles: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """The batch as numpy arrays; a UserError says what is wrong with it. bfloat16 is widened (exactly)."""
     if isinstance(scores, torch.Tensor):
         scores = scores.detach()
-        scores = (scores.float() if scores.dtype == torch.bfloat16 else scores).cpu().numpy()
+        narrow = scores.dtype.is_floating_point and scores.dtype not in (torch.float16, torch.float32, torch.float64)
+        scores = (scores.float() if narrow else scores).cpu().numpy()
     if isinstance(targets, torch.Tensor):
         targets = targets.cpu().numpy()
+    scores, targets = np.asarray(scores), np.asarray(targets)
     if scores.ndim != 2 or scores.shape != targets.shape:
-        raise ValueError(f"scores {scores.shape} and targets {targets.shape} must be two matrices [rows, classes] "
+        raise UserError(f"scores {scores.shape} and targets {targets.shape} must be two matrices [rows, classes] "
                          "of the same shape.")
-    if scores.dtype not in (np.float32, np.float16):
+    if scores.dtype not in (np.float32, np.float16) and not (doubles and scores.dtype.kind == "f"):
         # Rounding float64 here would make ties that were not there.
-        raise ValueError(f"scores are {scores.dtype}; pass float32, float16 or bfloat16.")
+        raise UserError(f"scores are {scores.dtype}; pass float32, float16 or bfloat16"
+                        f"{', or wider floats' if doubles else ''}.")
     if targets.dtype != np.int8:
-        raise ValueError(f"targets are {targets.dtype}; pass int8 with {POSITIVE} positive, {NEGATIVE} negative, "
+        raise UserError(f"targets are {targets.dtype}; pass int8 with {POSITIVE} positive, {NEGATIVE} negative, "
                          f"{UNKNOWN} unknown.")
     if scores.size and np.isnan(scores.min()):
         row, cls = np.argwhere(np.isnan(scores))[0]
-        raise ValueError(f"the score of row {row}, class {cls} of this batch is NaN: the model has diverged. "
+        raise UserError(f"the score of row {row}, class {cls} of this batch is NaN: the model has diverged. "
                          "Lower the learning rate or resume from an earlier checkpoint.")
     return scores, targets
 

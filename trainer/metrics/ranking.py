@@ -63,12 +63,16 @@ def scores_of(keys: np.ndarray) -> np.ndarray:
     return np.where(keys & _SIGN, keys ^ _SIGN, ~keys).astype(np.uint32).view(np.float32)
 
 
-def rank_columns(keys: np.ndarray, targets: np.ndarray, ordinals: np.ndarray, ungrouped: bool) -> ClassStats:
-    """Results of b classes from keys uint32 [b, N] and targets int8 [b, N]; ordinals int64 [N] order tied rows."""
+def rank_columns(keys: np.ndarray, targets: np.ndarray, ordinals: np.ndarray, ungrouped: bool,
+                 levels: np.ndarray | None = None) -> ClassStats:
+    """Results of b classes from keys uint32 [b, N] and targets int8 [b, N]; ordinals int64 [N] order tied rows.
+
+    `levels`: the scores that keys are places of, where they do not come from `ordered_keys`.
+    """
     ranks = [_rank_column(k, t, ordinals, ungrouped) for k, t in zip(keys, targets, strict=True)]
     positives = np.array([len(r.keys) for r in ranks], np.int64)
     annotated = np.array([r.annotated for r in ranks], np.int64)
-    return _reduce(_join(ranks), positives, annotated, ungrouped)
+    return _reduce(_join(ranks), positives, annotated, ungrouped, levels)
 
 
 def rank_entries(classes: np.ndarray, keys: np.ndarray, positive: np.ndarray, ordinals: np.ndarray,
@@ -157,7 +161,8 @@ def _places_in_ties(keys: np.ndarray, ordinals: np.ndarray, hit: np.ndarray) -> 
     return at - group_start
 
 
-def _reduce(ranked: _Ranks, positives: np.ndarray, annotated: np.ndarray, ungrouped: bool) -> ClassStats:
+def _reduce(ranked: _Ranks, positives: np.ndarray, annotated: np.ndarray, ungrouped: bool,
+            levels: np.ndarray | None = None) -> ClassStats:
     """Sums per class; bincount adds one after the other, so the result does not depend on how classes are blocked."""
     count = len(positives)
     owner = np.repeat(np.arange(count), positives)
@@ -176,5 +181,6 @@ def _reduce(ranked: _Ranks, positives: np.ndarray, annotated: np.ndarray, ungrou
         best[some] = np.maximum.reduceat(f1, first)
         reached = np.flatnonzero(f1 == best[owner])
         _, index = np.unique(owner[reached], return_index=True)
-        thresholds[some] = scores_of(ranked.keys[reached[index]])
+        keys = ranked.keys[reached[index]]
+        thresholds[some] = scores_of(keys) if levels is None else levels[keys]
     return ClassStats(ap, strict, best, thresholds, positives, annotated - positives)

@@ -192,7 +192,7 @@ def test_table_is_written_as_csv(tmp_path):
 
 
 @pytest.mark.parametrize(("scores", "targets", "message"), [
-    (np.zeros((2, 3)), np.zeros((2, 3), np.int8), "float64"),
+    (np.zeros((2, 3), np.int64), np.zeros((2, 3), np.int8), "scores are int64"),
     (np.zeros((2, 3), np.float32), np.zeros((2, 3), np.int64), "int64"),
     (np.zeros((2, 3), np.float32), np.zeros((3, 2), np.int8), "same shape"),
     (np.array([[0, np.nan]], np.float32), np.zeros((1, 2), np.int8), "row 0, class 1"),
@@ -200,3 +200,8 @@ def test_table_is_written_as_csv(tmp_path):
 def test_bad_input_is_named(scores, targets, message):
     with pytest.raises(ValueError, match=message):
         average_precision(scores, targets)
+
+
+def test_the_collector_refuses_float64_which_it_would_have_to_round():
+    with pytest.raises(ValueError, match="scores are float64; pass float32, float16 or bfloat16"):
+        ScoreCollector(3).add(np.zeros((2, 3)), np.zeros((2, 3), np.int8))
