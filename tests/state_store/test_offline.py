@@ -13,39 +13,11 @@ from lacuna.basics.errors import UserError
 from lacuna.state_store import Field
 from lacuna.state_store.export import export_references, export_rows, export_zarr, import_rows
 from lacuna.state_store.reshard import migrate, reshard
-from tests.helpers.state.samples import FIELDS, INITIALS, ROWS, assert_same, copied, initial_state, random_stored
-
-SEED = 4
+from tests.helpers.state.samples import FIELDS, INITIALS, ROWS, SEED, assert_same, check_zarr, copied
 
 
 def keys(shard: int) -> list[str]:
     return [f"sample-{shard}-{row}" for row in range(ROWS[shard])]
-
-
-@pytest.fixture
-def filled(tmp_path):
-    """A store with snapshot "end" in which shards 0..3 are written, and the dict model of it."""
-    rng, state = np.random.default_rng(0), initial_state(SEED)
-    store = state_store.create(str(tmp_path / "state"), ROWS, "index", FIELDS, SEED)
-    with store.session(store.begin_attempt(), budget=10**6, initials=INITIALS) as session:
-        for shard in range(4):
-            session.lease(shard)
-            for field in FIELDS:
-                stored = random_stored(rng, field, ROWS[shard])
-                if field.dtype == "bits":
-                    stored = field.encode(field.decode(stored))  # padding bits are zero
-                session.scatter(field.name, np.full(len(stored), shard), np.arange(len(stored)), stored)
-                state[field.name][shard][:] = stored
-            session.release(shard)
-        session.finish()
-        session.snapshot("end", {"step": 7})
-    return store, state
-
-
-def check_zarr(group, state) -> None:
-    for name, shards in state.items():
-        for shard, rows in enumerate(shards):
-            np.testing.assert_array_equal(group[name][shard, : len(rows)], rows)
 
 
 def test_plain_zarr_is_read_by_zarr(filled, tmp_path):

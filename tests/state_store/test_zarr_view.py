@@ -18,8 +18,7 @@ from lacuna.state_store import Constant, Draw, Field
 from lacuna.state_store.chunks import chunk_url
 from lacuna.state_store.export import export_zarr
 from lacuna.state_store.zarr_view import ReadOnlyStore, SnapshotObjects, open_group
-from tests.helpers.state_samples import FIELDS, INITIALS, ROWS
-from tests.state_store.test_state_offline import check_zarr, filled  # noqa: F401 (a fixture)
+from tests.helpers.state.samples import FIELDS, INITIALS, ROWS, check_zarr
 
 # zarr's tests of reading that put their objects into the store through `set`: here they are put there behind its back.
 _READING = {"test_exists", "test_list", "test_list_prefix", "test_list_empty_path", "test_list_dir",
@@ -110,7 +109,7 @@ class TestConformance(StoreTests[ReadOnlyStore, cpu.Buffer]):
         assert not await store.is_empty("")
 
 
-def test_the_group_shows_every_row_of_every_field(filled):  # noqa: F811
+def test_the_group_shows_every_row_of_every_field(filled):
     store, state = filled
     group = open_group(store.reader("end", INITIALS), "end")
     assert sorted(group.array_keys()) == sorted(field.name for field in FIELDS)
@@ -119,7 +118,7 @@ def test_the_group_shows_every_row_of_every_field(filled):  # noqa: F811
     check_zarr(group, state)  # shards 4 and 5 were never written: initial values
 
 
-def test_keys_and_bytes_are_those_of_the_plain_export(filled, tmp_path):  # noqa: F811
+def test_keys_and_bytes_are_those_of_the_plain_export(filled, tmp_path):
     """Chunks that were written are served as they lie in the store, bit for bit."""
     store, _ = filled
     reader = store.reader("end", INITIALS)
@@ -137,7 +136,7 @@ def test_keys_and_bytes_are_those_of_the_plain_export(filled, tmp_path):  # noqa
     assert objects["phi/c/0/0/0"] == raw
 
 
-def test_nothing_is_read_before_it_is_used(filled, monkeypatch):  # noqa: F811
+def test_nothing_is_read_before_it_is_used(filled, monkeypatch):
     """Opening and listing touch no chunk; one row touches one."""
     store, state = filled
     reader, asked = store.reader("end", INITIALS), []
@@ -150,7 +149,7 @@ def test_nothing_is_read_before_it_is_used(filled, monkeypatch):  # noqa: F811
     assert [key for key in asked if "/c/" in key] == ["phi/c/2/0/0"]
 
 
-def test_a_pickled_store_goes_on_elsewhere(filled):  # noqa: F811
+def test_a_pickled_store_goes_on_elsewhere(filled):
     store, state = filled
     held = ReadOnlyStore(SnapshotObjects(store.reader("end", INITIALS), "end"))
     again = pickle.loads(pickle.dumps(held))
@@ -158,7 +157,7 @@ def test_a_pickled_store_goes_on_elsewhere(filled):  # noqa: F811
     check_zarr(zarr.open_group(store=again, mode="r"), state)
 
 
-def test_a_field_that_starts_from_labels_says_so_where_it_was_never_written(filled):  # noqa: F811
+def test_a_field_that_starts_from_labels_says_so_where_it_was_never_written(filled):
     store, state = filled
     group = open_group(store.reader("end"), "end")
     np.testing.assert_array_equal(group["ema"][0, : ROWS[0]], state["ema"][0])
@@ -166,7 +165,7 @@ def test_a_field_that_starts_from_labels_says_so_where_it_was_never_written(fill
         group["ema"][5]
 
 
-def test_damage_is_an_error_not_a_fill_value(filled):  # noqa: F811
+def test_damage_is_an_error_not_a_fill_value(filled):
     store, _ = filled
     reader = store.reader("end", INITIALS)
     path = Path(chunk_url(store.url, "phi", 1, reader.refs["phi"][1].token))
@@ -224,7 +223,7 @@ def test_xarray_and_dask_open_it(tmp_path):
     np.testing.assert_array_equal(opened["phi"][1, :3].compute(), reader.read_shard("phi", 1))
 
 
-def test_no_object_is_made_from_a_key_that_leads_out(filled):  # noqa: F811
+def test_no_object_is_made_from_a_key_that_leads_out(filled):
     store, _ = filled
     held = ReadOnlyStore(SnapshotObjects(store.reader("end", INITIALS), "end"))
     for key in ("../state/zarr.json", "chunks/phi", "phi/c/../../zarr.json", "manifests"):

@@ -6,6 +6,7 @@ import numpy as np
 
 from lacuna.state_store import Constant, Draw, Field, Given
 
+SEED = 4
 ROWS = [12, 9, 12, 7, 1, 11]
 FIELDS = [
     Field("phi", (8,), "float16", Draw(-1, 1), stochastic=True),
@@ -67,3 +68,9 @@ def assert_same(session, state: dict[str, list[np.ndarray]]) -> None:
     for name, shards in state.items():
         for shard, rows in enumerate(shards):
             np.testing.assert_array_equal(session.read_shard(name, shard), rows, err_msg=f"{name} of shard {shard}")
+
+
+def check_zarr(group, state) -> None:
+    for name, shards in state.items():
+        for shard, rows in enumerate(shards):
+            np.testing.assert_array_equal(group[name][shard, : len(rows)], rows)
