@@ -6,8 +6,10 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import dask.array
 import numpy as np
 import pytest
+import xarray
 import zarr
 from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
 from zarr.testing.store import StoreTests
@@ -199,7 +201,6 @@ def test_a_snapshot_deleted_under_the_reader_is_said(tmp_path):
 
 def test_xarray_and_dask_open_it(tmp_path):
     """xarray names dimensions and turns codes into values; dask takes one chunk per shard."""
-    dask_array, xarray = pytest.importorskip("dask.array"), pytest.importorskip("xarray")
     rows = [5, 3]
     fields = [Field("score", (4,), "uint8", Constant(0.25), range=(0, 1)), Field("phi", (2, 3), "float16", Draw(-1, 1)),
               Field("step", (), "int32")]
@@ -213,7 +214,7 @@ def test_xarray_and_dask_open_it(tmp_path):
         session.snapshot("end", {})
     reader = store.reader("end")
     group = open_group(reader, "end")
-    lazy = dask_array.from_zarr(group["score"])
+    lazy = dask.array.from_zarr(group["score"])
     assert lazy.chunks == ((1, 1), (5,), (4,))
     np.testing.assert_array_equal(lazy[0].compute(), codes)
     opened = xarray.open_zarr(group.store, consolidated=False)

@@ -154,15 +154,15 @@ class RunReader:
 
     def predict(self, url: str | None = None, labels: str | None = None, *, subset: str | None = None,
                 shards: Sequence[int] | None = None, checkpoint: str | None = None) -> Scores:
-        """The model's probabilities for the samples of a dataset folder (default: the run's own training set).
+        """The model's scores for the samples of a dataset folder (default: the run's own training set).
 
             scores = run.predict("shards/test")
             lacuna.average_precision(scores.scores, scores.labels).summary()["map"]
 
-        In evaluation mode, without augmentation; samples that cannot be decoded are left out. `labels` names the
-        sidecar (default: `labels`, or the run's own for its training set).
+        As the run's method makes them of logits, in evaluation mode, without augmentation; samples that cannot
+        be decoded are left out. `labels` names the sidecar (default: `labels`, or the run's own for its training set).
         """
-        from lacuna.tools.passes.scoring import ShardModel, score
+        from lacuna.tools.passes.scoring import ShardModel
         from lacuna.tools.passes.trained import load_model
 
         trained = open_trained(self._checkpoint(checkpoint))
@@ -172,7 +172,7 @@ class RunReader:
         model = ShardModel(load_model(trained, source, device), source, trained.config)
         found = {}
         for shard in _chosen(source, shards):
-            values, facts = model.run(shard, score)
+            values, facts = model.scores(shard)
             if len(facts["rows"]):
                 found[shard] = (values, facts["rows"])
         return _scores(source, found, trained.checkpoint.rsplit("/", 1)[-1])

@@ -38,7 +38,8 @@ def local_path(url: str) -> str:
 
 
 def join(url: str, *parts: str) -> str:
-    return "/".join([url.rstrip("/") or "/", *[p.strip("/") for p in parts]])
+    """Empty parts add nothing: on object storage `a//b` is another object than `a/b`."""
+    return "/".join([url.rstrip("/") or "/", *[p.strip("/") for p in parts if p.strip("/")]])
 
 
 def _file_system(url: str, **options: Any) -> tuple[AbstractFileSystem, str]:
