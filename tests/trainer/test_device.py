@@ -70,8 +70,6 @@ def configs(folder: Path, device: str) -> list[dict]:
                 settings = {**settings, key: str(folder / settings[key])}
         body["name"], body["run_folder"] = name, str(folder / device)
         body["method"] |= settings
-        if "cardinality" in settings:
-            body["method"].pop("expected_positives")
         body["train"] |= {"log_every": 1000, **train}
         found.append(body)
     assert set(SETTINGS) <= set(METHODS)

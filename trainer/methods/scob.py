@@ -13,7 +13,7 @@ Legend: B batch, L classes, D channels, G grid side.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -25,7 +25,9 @@ from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.methods.all_ranks import rows_of_all_ranks
 from lacuna.trainer.methods.base import EpochStart, LossTerms, Needs, Outputs, Step, Task, positive
 from lacuna.trainer.methods.role.method import EstimateSettings, Role
-from lacuna.trainer.sample_state import NoState, SampleState
+
+if TYPE_CHECKING:
+    from lacuna.trainer.sample_state import NoState, SampleState
 
 
 class ScobSettings(EstimateSettings):  # k of ROLE (model.expected_positives) by the authors: VOC 1.5, COCO 3.9
