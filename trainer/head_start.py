@@ -20,7 +20,7 @@ from lacuna.trainer.models.head_norm import Sums
 if TYPE_CHECKING:
     from lacuna.trainer.whole_run import Run
 
-_SAMPLES = 4096  # whose mean and spread stand for all
+_SAMPLES = 16_384  # whose mean and spread stand for all, where a backbone has to look at them; features are all read
 log = logging.getLogger("lacuna")
 
 
@@ -45,11 +45,12 @@ def measure_head_norm(run: Run) -> None:
         return
     source, world, data, batch = run.sources["train"], run.world, run.config.data, run.config.phases[0].batch
     plan = EpochPlan(source.rows, mix(run.config.seed, 0), 0, data.streams, batch, data.open_shards)
+    steps = plan.steps if source.feature_width else min(plan.steps, math.ceil(_SAMPLES / batch))
     sums = Sums.none(run.model.head.in_features)
     run.model.eval()
     with eval_stream(source, plan, run.config, world) as stream, torch.no_grad():
         batches = iter(stream)
-        for _ in range(min(plan.steps, math.ceil(_SAMPLES / batch))):
+        for _ in range(steps):
             found = next(batches)
             run.watchdog.beat("measuring what enters the head")
             if len(found):

@@ -5,7 +5,8 @@
   lacuna bench quality --data DIR --sets features --trial '{"lr": 1e-4, "method": {"name": "role", "lr": 0.03}}'
   lacuna bench quality --quick                                 without DIR: on a small generated set
 DIR (or LACUNA_EVAL_DATA) holds coco_features/ and coco_photos/. Sets:
-  features   a linear layer on fixed features, one published positive per image
+  features   a linear layer on fixed features, one published positive per image, heads as the papers have them
+  features_tuned  the same with the head's recipe for every method: bias at the prior, norm, decay
   fpc300     the same features, 300 positives and 300 negatives of every class annotated (CSL)
   pos10      the same features, 10 % of the positives and about as many negatives annotated (Soft Exposure)
   photos     heads on a frozen EfficientNet-lite0 over random-resized crops, one positive per image (EN, CL, SCL)

@@ -28,7 +28,9 @@ from lacuna.trainer.neighbors import FACTS_NAME
 from lacuna.trainer.priors import read_prior, write_prior
 from lacuna.trainer.run_log import log
 
-BATCH = 16
+BATCH, TUNED_BATCH, TUNED_EPOCHS = 16, 256, 10
+# Losses that are sums over classes: their decay is λ itself, that of means over classes λ/L.
+_SUMMED = ("softmax", "asl")
 _JUDGED_FROM = 4  # epochs of a trial before it may be given up
 
 
@@ -51,21 +53,26 @@ class Trials:
         """
         best = -1.0
         for trial in trials:
-            score = self.score(annotation, method, trial, seed, best)["val"]
+            score = self.score(annotation, method, trial, seed, best, test=False)["val"]
             if score > best:
                 best, chosen = score, trial
         return chosen
 
-    def score(self, annotation: Annotation, method: str, trial: Trial, seed: int, to_beat: float = -1.0) -> dict:
+    def score(self, annotation: Annotation, method: str, trial: Trial, seed: int, to_beat: float = -1.0,
+              test: bool = True) -> dict:
         """{"val": mAP, "test": mAP} at the best validation epoch, "curve": validation mAP of every epoch.
 
-        A trial that was given up has no "test"; it is trained again where it has less to beat.
+        With test=False the test images are not there at all: trials are chosen on validation images alone. A trial
+        that was given up is trained again where it has less to beat.
         """
+        if annotation.tuned:
+            to_beat = -1.0  # under a cosine schedule the end decides
         labels = trial.get("labels", annotation.labels)
         body = dict(trial["method"])
         if method in annotation.after:
             body["prior"] = self.prior_path(annotation.labels, annotation.after[method], seed)
-        facts = [labels, trial, seed, self.epochs]
+        epochs = self._epochs(annotation)
+        facts = [labels, trial, seed, epochs, annotation.tuned]
         if "prior" in body:  # another prior makes it another trial
             index = self.source(labels).index
             prior = read_prior(body["prior"], len(index.classes), index.classes)
@@ -73,8 +80,9 @@ class Trials:
         key = json.dumps(facts, sort_keys=True)
         known = self._known()
         kept = known.get(key)
-        if kept is None or ("test" not in kept and not cannot_reach(kept["curve"], to_beat, self.epochs)):
-            known[key] = {"key": key, **self._train(annotation, method, trial, body, seed, labels, key, to_beat)}
+        if kept is None or (test and "test" not in kept) or (
+                len(kept["curve"]) < epochs and not cannot_reach(kept["curve"], to_beat, epochs)):
+            known[key] = {"key": key, **self._train(annotation, method, trial, body, seed, labels, key, to_beat, test)}
             with open(self.path, "a", encoding="utf-8") as f:
                 f.write(json.dumps(known[key]) + "\n")
         return known[key]
@@ -86,7 +94,7 @@ class Trials:
             return {line["key"]: line for line in map(json.loads, f)}
 
     def _train(self, annotation: Annotation, method: str, trial: Trial, body: dict, seed: int, labels: str, key: str,
-               to_beat: float) -> dict:
+               to_beat: float, test: bool) -> dict:
         """`body`: the trial's method with the files that it needs."""
         name = hashlib.sha256(key.encode()).hexdigest()[:16]
         needs = example(body["name"]).needs()
@@ -94,7 +102,7 @@ class Trials:
             body["neighbors"] = self.neighbors(labels)
         if needs.scores:
             body["scores"] = self.table(labels, trial.get("teacher", "an"))
-        config = self._config(name, seed, trial["lr"], body, labels)
+        config = self._config(name, seed, trial, body, labels, annotation.tuned, test)
         run = build_run(config, self.world, self.watchdog)
         run.stop = stop = GiveUp(config, to_beat)
         log.setLevel("WARNING")
@@ -103,29 +111,38 @@ class Trials:
             raise SystemExit("stopped as asked; the same command goes on")
         curve = read_curve(config)
         found: dict = {"val": max(curve), "curve": curve}
-        if results is not None:
+        if results is not None and test:
             found["test"] = results["test"]["map"]
         if results is not None and method in annotation.priors:
             found["means"] = mean_scores(run).tolist()
         run.run_log.close()
-        if run.state:
-            run.state.close()
+        run.state.close()
         shutil.rmtree(config.folder)
         best = int(np.argmax(curve)) + 1
-        ending = f"test {found['test']:.2f}" if results else f"given up after epoch {len(curve)}"
-        print(f"  {method} {json.dumps(trial)} seed {seed}: val {found['val']:.2f} (epoch {best} of {self.epochs}), "
-              f"{ending}", flush=True)
+        ending = "" if results else f", given up after epoch {len(curve)}"
+        print(f"  {method} {json.dumps(trial)} seed {seed}: val {found['val']:.2f} "
+              f"(epoch {best} of {self._epochs(annotation)}){ending}", flush=True)
         return found
 
-    def _config(self, name: str, seed: int, lr: float, method: dict, labels: str) -> Config:
-        train, test = os.path.join(self.data, "train"), os.path.join(self.data, "test")
+    def _epochs(self, annotation: Annotation) -> int:
+        return min(self.epochs, TUNED_EPOCHS) if annotation.tuned else self.epochs
+
+    def _config(self, name: str, seed: int, trial: Trial, method: dict, labels: str, tuned: bool = False,
+                test: bool = False) -> Config:
+        train = os.path.join(self.data, "train")
+        model: dict = {"backbone": "features", "head_bias": "default"}
+        phase: dict = {"name": "linear", "epochs": self.epochs, "batch": BATCH, "lr": trial["lr"]}
+        if tuned:
+            model |= {"head_bias": "prior", "head_norm": "l2"}
+            classes = 1 if method["name"] in _SUMMED else len(self.source(labels).index.classes)
+            phase |= {"epochs": min(self.epochs, TUNED_EPOCHS), "batch": TUNED_BATCH, "schedule": "cosine",
+                      "head_weight_decay": trial["decay"] / classes}
         return parse_config({
             "name": name, "run_folder": os.path.join(self.out, "trials"), "seed": seed, "method": method,
             "data": {"train": {"url": train, "labels": labels, "subset": "train"},
-                     "val": {"url": train, "subset": "val"}, "test": {"url": test}, "streams": 4, "workers": 1},
-            "model": {"backbone": "features"},
-            "phases": [{"name": "linear", "epochs": self.epochs, "batch": BATCH, "lr": lr}],
-            "train": {"log_every": 500, "keep": 1},
+                     "val": {"url": train, "subset": "val"},
+                     "test": {"url": os.path.join(self.data, "test")} if test else None, "streams": 4, "workers": 1},
+            "model": model, "phases": [phase], "train": {"log_every": 500, "keep": 1},
         }, "bench quality")
 
     def neighbors(self, labels: str) -> str:
@@ -141,13 +158,12 @@ class Trials:
         url = os.path.abspath(os.path.join(self.out, "tables", f"{labels}-{teacher}-{self.epochs}"))
         if not is_table(url):
             trial = TEACHERS[teacher]
-            config = self._config(f"teacher-{labels}-{teacher}", 0, trial["lr"], trial["method"], labels)
+            config = self._config(f"teacher-{labels}-{teacher}", 0, trial, trial["method"], labels)
             run = build_run(config, self.world, self.watchdog)
             whole_run.train(run)
             write_table(url, run, ShardSource.load(os.path.join(self.data, "train"), labels, None))
             run.run_log.close()
-            if run.state:
-                run.state.close()
+            run.state.close()
             shutil.rmtree(config.folder)
         return url
 

@@ -1,4 +1,8 @@
-"""What `bench quality` tries: six settings of every method, on each of three annotations of the same features.
+"""What `bench quality` tries: the same number of settings of every method, on each annotation of the same features.
+
+Two protocols. *As published*: the head as the papers have it, six settings per method (learning rates and the method's
+own). *Tuned* (sets ending in _tuned): bias at the prior, normalised features and decay for every method, AN and the
+oracle included, eight settings each of learning rate × decay × at most one setting of the method's own.
 
 No trial uses an oracle: K and k come from the validation images, the class prior from a model trained with Ignore.
 Methods whose authors give one setting get six learning rates, the others three learning rates and two settings.
@@ -12,7 +16,10 @@ from lacuna.trainer.methods import METHODS, example
 
 _SIX = (3e-4, 1e-4, 1e-3, 3e-5, 3e-3, 1e-5)  # likely ones first: others are measured by them
 _THREE = (3e-4, 1e-4, 1e-3)
-# {"lr": …, "method": {…}} and, if they are not the usual ones, "labels": sidecar, "teacher": name in TEACHERS
+# λ of λ/2·‖W‖² beside a loss that sums over classes.
+_DECAYS = (0.003, 0.01, 0.03, 0.1)
+# {"lr": …, "method": {…}} and, if they are not the usual ones, "labels": sidecar, "teacher": name in TEACHERS, and in
+# the tuned protocol "decay": λ
 Trial = dict
 
 
@@ -25,6 +32,7 @@ class Annotation:
     low: str  # the method that closes 0 of the gap; `oracle` closes 1
     priors: tuple[str, ...] = ()  # methods whose mean predictions are compared with the true class frequencies
     after: dict[str, str] = field(default_factory=dict)  # method → the one whose prior it needs
+    tuned: bool = False  # which of the two protocols
 
 
 def _trials(name: str, *settings: dict, **other: str) -> list[Trial]:
@@ -78,8 +86,36 @@ SINGLE = {
     "gpr_role": _trials("gpr", *({**_COCO_GR, "threshold": t} for t in (0.5, 0.3)), teacher="role"),
     "crisp": _trials("crisp", {"positive_mean": "batch"}, {"positive_mean": "data"}),
 }
+
+
+def _tuned(name: str, *settings: dict, **other: str) -> list[Trial]:
+    """Eight: two learning rates, or two settings of the method's own, with four decays."""
+    pairs = [(2e-3, s) for s in settings] if settings else [(2e-3, {}), (1e-3, {})]
+    assert len(pairs) == 2, name
+    return [{"lr": lr, "decay": decay, "method": {"name": name, **s}, **other} for decay in _DECAYS for lr, s in pairs]
+
+
+TUNED = {
+    "oracle": _tuned("bce", labels="labels"),
+    "an": _tuned("an"),
+    "selection": _tuned("selection"),
+    "softmax": _tuned("softmax"),
+    "role": _tuned("role", {"lr": 1e-1}, {"lr": 3e-1}),
+    "en": _tuned("en"),
+    "en_cl": _tuned("en_cl", {"gamma": 0.1}, {"gamma": 1.0}),
+    "iun": _tuned("iun", labels="iun"),
+    "an_ls": _tuned("an_ls", {"smoothing": 0.1}, {"smoothing": 0.05}),
+    "wan": _tuned("wan"),
+    "em": _tuned("em", {"entropy_weight": 0.1}, {"entropy_weight": 0.2}),
+    "gr": _tuned("gr", {}, _COCO_GR),
+    "ll_r": _tuned("ll_r", {"delta_percent": 0.2}, {"delta_percent": 0.4}),
+    "hill": _tuned("hill"),
+    "splc": _tuned("splc"),
+    "asl": _tuned("asl", {"gamma_positive": 0.0}, {"gamma_positive": 1.0}),
+}
 ANNOTATIONS = {
     "features": Annotation("single", SINGLE, "an"),
+    "features_tuned": Annotation("single", TUNED, "an", tuned=True),
     "fpc300": Annotation("fpc300", {
         "oracle": _ORACLE,
         # A class prior is a mean of probabilities, so both models that it is estimated with are trained with plain
@@ -105,7 +141,8 @@ ANNOTATIONS = {
 
 def _remaining() -> dict[str, list[Trial]]:
     """Methods for one positive per image that have no line of their own: six learning rates of the defaults."""
-    named = {trial["method"]["name"] for a in ANNOTATIONS.values() for trials in a.trials.values() for trial in trials}
+    named = {trial["method"]["name"] for a in ANNOTATIONS.values() if not a.tuned for trials in a.trials.values()
+             for trial in trials}
     return {name: _trials(name) for name, kind in METHODS.items() if name not in named and on_vectors(name)
             and not any(f.is_required() for key, f in kind.settings_type.model_fields.items() if key != "name")}
 

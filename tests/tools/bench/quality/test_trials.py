@@ -32,7 +32,9 @@ def test_full_labels_beat_an_and_what_is_known_is_not_trained_again(tmp_path):
     rows = report["table"]["features"]
     assert rows["oracle"]["map"] > rows["an"]["map"] + 5, rows
     assert report["ratios"] == {"features.an": 0.0, "features.oracle": 1.0}
-    assert said.count("seed 0: val") == 4
+    assert said.count("seed 0: val") == 6  # two trials of each method, and the chosen ones again with the test images
+    kept = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
+    assert ["test" in line for line in kept] == [False, False, True] * 2, "a trial knows no test image"
     scores = (tmp_path / "scores.jsonl").read_text().splitlines()
     (tmp_path / "scores.jsonl").write_text("\n".join(scores[:-1]) + "\n")  # as if it had been killed in the last trial
     again, said = quality(tmp_path, "--quick")
@@ -59,7 +61,7 @@ def test_trained_again_for_another_prior_or_if_given_up(tmp_path):
         scores = tmp_path / "scores.jsonl"
         lines = [json.loads(line) for line in scores.read_text().splitlines()]
         assert len(lines) == 2  # nothing was trained twice
-        del lines[1]["test"]  # as if it had been given up against a better trial
+        del lines[1]["test"]  # as if it had only been tried
         scores.write_text("".join(json.dumps(line) + "\n" for line in lines))
         assert score(0.9) == high
         assert len(scores.read_text().splitlines()) == 3
@@ -94,9 +96,10 @@ def test_every_method_has_the_same_number_of_trials():
     on_photos = {trial["method"]["name"] for trials in PHOTO_TRIALS.values() for trial in trials}
     assert {name for name, kind in METHODS.items() if on_vectors(name) and not needs_a_file(kind)} <= tried
     assert {"oracle", "an", "role", "en_cl", "mime"} <= set(ANNOTATIONS["features"].trials)
+    assert {"oracle", "an", "selection", "softmax", "role", "en"} <= set(ANNOTATIONS["features_tuned"].trials)
     assert {"an_scl", "en_scl"} <= on_photos
     for annotation in ANNOTATIONS.values():
-        assert {len(trials) for trials in annotation.trials.values()} == {6}
+        assert {len(trials) for trials in annotation.trials.values()} == {8 if annotation.tuned else 6}
     assert {len(trials) for trials in PHOTO_TRIALS.values()} == {4}
 
 
