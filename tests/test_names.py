@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -46,3 +47,16 @@ def test_tests_share_through_helpers():
         lines = path.read_text(encoding="utf-8").splitlines()
         found = [line for line in lines if line.startswith(("from tests.", "import tests.")) and ".test_" in line]
         assert not found, (path, found)
+
+
+def test_rooms_import_downwards_only():
+    """basics ← data_pipelines, state_store ← trainer ← tools ← api; the two in the middle do not know each other."""
+    floor = {"basics": 0, "data_pipelines": 1, "state_store": 1, "trainer": 2, "tools": 3, "api": 4}
+    for room in floor:
+        for path in (ROOT / "src" / "lacuna" / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                names = [f"{node.module}.{a.name}" for a in node.names] if isinstance(node, ast.ImportFrom) else (
+                    [a.name for a in node.names] if isinstance(node, ast.Import) else [])
+                used = {words[1] for name in names if len(words := name.split(".")) > 1 and words[0] == "lacuna"}
+                above = [other for other in used & set(floor) - {room} if floor[other] >= floor[room]]
+                assert not above, f"{path}:{node.lineno} imports from {above}"
