@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import importlib
 import os
 import sys
 from types import ModuleType
 
+import lacuna
 from lacuna.basics.errors import UserError
 
 # What a person can mend: a path that is wrong or may not be written, a full disk.
@@ -47,9 +49,13 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(_overview())
         return 0 if argv else 2
+    if argv[0] == "--version":
+        print(f"lacuna {lacuna.__version__}")
+        return 0
     if argv[0] not in COMMANDS:
-        names = ", ".join(COMMANDS)
-        print(f"lacuna: no command {argv[0]!r}; there are: {names}. See `lacuna --help`.", file=sys.stderr)
+        close = difflib.get_close_matches(argv[0], COMMANDS, 1)
+        hint = f"did you mean `lacuna {close[0]}`?" if close else f"there are: {', '.join(COMMANDS)}."
+        print(f"lacuna: no command {argv[0]!r}; {hint} See `lacuna --help`.", file=sys.stderr)
         return 2
     module, args = parse(argv)
     try:

@@ -106,14 +106,14 @@ class RunLog:
         if self.main and sys.stderr.isatty():
             self.bar = tqdm(total=total, initial=done, desc=label, unit="step", dynamic_ncols=True)
 
-    def progress(self, text: str, report: bool) -> None:
-        """A bar moves every step; without a terminal, a plain line comes when there is something to report."""
+    def progress(self, text: str, due: bool) -> None:
+        """A bar moves every step; without a terminal, a plain line comes when there is something to say."""
         self.meter.tick()
         if self.bar is not None:
             self.bar.update()
-            if report:
+            if due:
                 self.bar.set_postfix_str(text)
-        elif report:
+        elif due:
             log.info("%s, %s left in this epoch", text, clock(self.meter.seconds_left()))
 
     def end_epoch(self) -> None:

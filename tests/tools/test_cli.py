@@ -8,6 +8,7 @@ import shlex
 
 import pytest
 
+import lacuna
 from lacuna.tools.cli import COMMANDS, leaves, main, open_command, parse
 
 
@@ -80,3 +81,12 @@ def test_a_path_that_cannot_be_written_is_a_mistake(tmp_path, capsys):
     assert str(tmp_path / "file") in err
     assert "not a directory" in err
     assert "Traceback" not in err
+
+
+def test_version_and_misspelt_commands(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"lacuna {lacuna.__version__}\n"
+    assert main(["reprot"]) == 2
+    assert "did you mean `lacuna report`?" in capsys.readouterr().err
+    assert main(["qqq"]) == 2
+    assert "there are: doctor, demo" in capsys.readouterr().err

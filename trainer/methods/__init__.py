@@ -103,7 +103,8 @@ def build_method(body: dict, task: Task) -> Method:
                         "Use a fully annotated sidecar (data.train.labels=…), or a method for partial labels: 'an'.")
     if needs.negatives and not task.negatives.any():
         raise UserError(f"method.name = {name!r} needs verified negatives, but the sidecar of data.train has none. "
-                        "Make one with `lacuna annotate … --scheme single_positive --negatives 1` (iu) or -1 (iun).")
+                        "Make one with `lacuna annotate … --scheme single_positive --num-neg 1` (iu), or with "
+                        "`--num-neg -1` (iun).")
     if needs.neighbors and body.get("neighbors") is None:
         raise UserError(f"method.name = {name!r} needs method.neighbors: what `lacuna neighbors` made for the shards, "
                         "labels and subset of data.train.")
