@@ -70,7 +70,7 @@ def test_overview_and_unknown_commands(capsys):
     assert "Exit codes: 0" in out
     assert main([]) == 2
     assert main(["trian"]) == 2
-    assert "there are: doctor" in capsys.readouterr().err
+    assert "did you mean `lacuna train`?" in capsys.readouterr().err
 
 
 def test_a_path_that_cannot_be_written_is_a_mistake(tmp_path, capsys):
