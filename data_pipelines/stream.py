@@ -47,6 +47,7 @@ class Batch:
     planned: np.ndarray  # int64 [n + corrupt ones]: the shards of all samples that the plan has here
     bad: list[BadSample] = field(default_factory=list)
     strong: torch.Tensor | None = None  # uint8 [n, 3, H, W], a second view of every image, if it was asked for
+    moved_from: torch.Tensor | None = None  # the labels on the host, once `labels` are on the training device
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -55,7 +56,13 @@ class Batch:
         """A micro-batch; bad samples are reported by the whole."""
         cut = slice(start, stop)
         return Batch(self.inputs[cut], self.labels[cut], self.shards[cut], self.rows[cut], self.boxes[cut],
-                     self.flips[cut], self.shards[cut], strong=None if self.strong is None else self.strong[cut])
+                     self.flips[cut], self.shards[cut], strong=None if self.strong is None else self.strong[cut],
+                     moved_from=None if self.moved_from is None else self.moved_from[cut])
+
+    @property
+    def host_labels(self) -> torch.Tensor:
+        """The labels where a shape may depend on them: on a training device that would make the host wait."""
+        return self.labels if self.moved_from is None else self.moved_from
 
     @property
     def strong_view(self) -> torch.Tensor:
@@ -194,7 +201,9 @@ class _Pending:
         self.rows = np.empty_like(rows)
         self.views = stream.maker.empty(len(rows), stream.pin)
         sidecar = stream.source.sidecar
-        self.labels = np.full((len(rows), stream.source.classes), sidecar.unlisted, dtype=np.int8)
+        self.label_tensor = torch.full((len(rows), stream.source.classes), sidecar.unlisted, dtype=torch.int8,
+                                       pin_memory=stream.pin)
+        self.labels = self.label_tensor.numpy()
         self.boxes = np.empty((len(rows), 4), dtype=np.float32)
         self.flips = np.zeros(len(rows), dtype=bool)
         self.bad: dict[int, BadSample] = {}
@@ -221,7 +230,7 @@ class _Pending:
         wait(self.parts, return_when=FIRST_EXCEPTION)  # wakes up once, not once a part: the workers need the cores
         for part in self.parts:
             part.result()
-        batch = Batch(self.views[0], torch.from_numpy(self.labels), self.shards, self.rows,
+        batch = Batch(self.views[0], self.label_tensor, self.shards, self.rows,
                       torch.from_numpy(self.boxes), torch.from_numpy(self.flips), self.shards,
                       strong=self.views[1] if len(self.views) > 1 else None)
         if self.bad:

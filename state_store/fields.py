@@ -146,7 +146,12 @@ class Field:
 
     def _check_finite(self, values: np.ndarray) -> None:
         if not np.isfinite(values).all():
-            bad = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0])
+            self.check_finite(np.isfinite(values).reshape(len(values), -1).all(axis=1))
+
+    def check_finite(self, finite: np.ndarray) -> None:
+        """Refuse rows of which `finite` (bool [B]) says that they are not."""
+        if not finite.all():
+            bad = int(np.flatnonzero(~finite)[0])
             raise UserError(f"field {self.name!r}: row {bad} of the batch has a NaN or infinity, which {self.dtype} "
                             "cannot hold. Look for a diverged loss; the last snapshot is intact.")
 

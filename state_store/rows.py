@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from lacuna.state_store.fields import Field
 from lacuna.state_store.schema import Schema
 from lacuna.state_store.slots import Slots
 
@@ -42,12 +43,18 @@ class Rows:
         return self.decode(field, self.gather(field))
 
     def decode(self, field: str, stored: np.ndarray) -> np.ndarray:
-        return self._session.schema.fields[self._slots.known(field)].decode(stored)
+        return self.field(field).decode(stored)
 
     def write(self, field: str, values: np.ndarray) -> None:
         """Round values to the stored type (stochastically if the field says so) and scatter them."""
-        spec = self._session.schema.fields[self._slots.known(field)]
-        keys = None
-        if spec.stochastic:
-            keys = spec.rounding_keys(self._session.schema.seed, self._session.epoch, self.shards, self.rows)
-        self.scatter(field, spec.encode(values, keys))
+        spec = self.field(field)
+        self.scatter(field, spec.encode(values, self.rounding_keys(spec)))
+
+    def field(self, name: str) -> Field:
+        return self._session.schema.fields[self._slots.known(name)]
+
+    def rounding_keys(self, field: Field) -> np.ndarray | None:
+        """uint64 [B] if the field rounds stochastically."""
+        if not field.stochastic:
+            return None
+        return field.rounding_keys(self._session.schema.seed, self._session.epoch, self.shards, self.rows)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 def read_crop(heat: torch.Tensor, boxes: torch.Tensor, flips: torch.Tensor, side: int) -> torch.Tensor:
     """[B, K, W, W] → [B, K, G, G]: what the heatmaps say about the cells of the crop."""
-    return _sample(heat, _centres(boxes[:, [0, 2]], side, flips), _centres(boxes[:, [1, 3]], side))
+    return _sample(heat, _centres(boxes[:, 0::2], side, flips), _centres(boxes[:, 1::2], side))
 
 
 def write_crop(scores: torch.Tensor, boxes: torch.Tensor, flips: torch.Tensor,

@@ -13,6 +13,7 @@ from lacuna.trainer.accumulate import carried, check_two_forwards, gather_output
 from lacuna.trainer.engine import BatchSplit
 from lacuna.trainer.evaluate import autocast, model_inputs
 from lacuna.trainer.methods.base import LossTerms, Outputs, Step
+from lacuna.trainer.on_device.uploads import to_device
 
 if TYPE_CHECKING:
     from lacuna.trainer.whole_run import Run
@@ -30,7 +31,7 @@ class Learner:
 
     def learn(self, batch: Batch, step: Step, total_steps: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """One optimizer step: (this rank's part of the global loss, values [B] that the method reports)."""
-        batch.labels = batch.labels.to(self.run.world.device, non_blocking=True)
+        batch.moved_from, batch.labels = batch.labels, to_device(batch.labels, self.run.world.device)
         terms = [self._learn_whole(batch, step, total_steps)] if self.two_forwards else self._learn_pieces(batch, step)
         metrics = {name: torch.cat([part.metrics[name] for part in terms]) for name in terms[0].metrics}
         return torch.stack([self._share(part, step).detach().double() for part in terms]).sum(), metrics
@@ -42,10 +43,10 @@ class Learner:
             start, stop = piece * self.split.micro, (piece + 1) * self.split.micro
             micro, rows = batch.narrow(start, stop), step.state.narrow(start, stop)
             terms = run.method.loss(self.forward(micro.inputs), micro, replace(step, state=rows))
+            rows.write(terms.rows)  # they travel while the backward runs
             # DeepSpeed averages gradients over ranks and pieces; the global loss is a sum of shares.
             self.engine.backward(self.split.pieces * run.world.size * self._share(terms, step))
             self.engine.step()
-            rows.write(terms.rows)
             found.append(terms)
         return found
 
@@ -56,12 +57,12 @@ class Learner:
         seeds = [mix(run.config.seed, total_steps, run.world.rank, piece) for piece in range(len(pieces))]
         gathered = gather_outputs(pieces, self.forward, seeds)
         terms = run.method.loss(gathered.outputs, batch, step)
+        step.state.write(terms.rows)
         (run.world.size * self._share(terms, step)).backward()
         for inputs, seed, gradients in zip(pieces, seeds, gathered.gradients(), strict=True):
             torch.manual_seed(seed)
             self.engine.backward(len(pieces) * carried(self.forward(inputs), gradients))
             self.engine.step()
-        step.state.write(terms.rows)
         return terms
 
     def _share(self, terms: LossTerms, step: Step) -> torch.Tensor:

@@ -25,7 +25,7 @@ class RunningMeans:
         if self.totals.shape[1] == 1:
             self.totals = self.totals.new_zeros(2, 1 + len(values))
         sums = [values[name].detach().double().sum() for name in self.names]
-        count = self.totals.new_tensor(float(len(values[self.names[0]])))
+        count = self.totals.new_full((), float(len(values[self.names[0]])))
         self.totals += torch.stack([count, *sums])
 
     def begin_epoch(self) -> None:

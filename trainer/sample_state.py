@@ -25,6 +25,8 @@ from lacuna.state_store.cutoffs import Cutoffs, exact_cutoffs
 from lacuna.state_store.sweep import map_shards
 from lacuna.trainer.methods.base import Method
 from lacuna.trainer.metrics.exchange import Peers
+from lacuna.trainer.on_device.downloads import Downloads
+from lacuna.trainer.on_device.rows import DeviceRows, NewRows
 from lacuna.trainer.state_rows import NO_ROWS, StateRows
 from lacuna.trainer.world import World
 
@@ -49,6 +51,8 @@ class SampleState:
         self.session = self.store.session(attempt, world.rank, world.size, budget=budget, snapshot=snapshot,
                                           initials=initials, excluded=self.excluded,
                                           initial_counts=method.initial_counts())
+        self.downloads = None if world.device.type == "cpu" else Downloads(world.device)
+        self.flying: list[tuple[list[NewRows], np.ndarray]] = []  # of the last step, and the shards of its samples
 
     @staticmethod
     def fingerprint(source: ShardSource) -> str:
@@ -70,24 +74,44 @@ class SampleState:
                 f"opens). Raise train.state_budget_mb to {(outlook.at_once + len(streams)) * each:.1f}, lower "
                 "data.open_shards, use more ranks, or make other shards."
             )
+        assert not self.flying, "an epoch begins before the rows of the last one have landed"
         self.session.begin(outlook.order, epoch)
         self.remaining = outlook.remaining
 
     @contextlib.contextmanager
     def step(self, batch: Batch) -> Iterator[StateRows]:
         """The rows of this rank's part of a global batch. Shards are leased before, and given back after the step in
-        which they gave their last row; corrupt samples count as given."""
-        planned = np.unique(batch.planned)
-        for shard in planned:
-            if self.session.slots.slot_of[shard] < 0:
-                self.session.lease(int(shard))
-        yield StateRows(self.session.at(batch.shards, batch.rows), self.world.device)
-        self.remaining -= np.bincount(batch.planned, minlength=len(self.remaining))
-        for shard in planned:
-            if self.remaining[shard] == 0:
-                self.session.release(int(shard))
+        which they gave their last row; corrupt samples count as given.
+
+        New rows from an accelerator land at the end of the next step, when the host has given it more to do."""
+        slots = self.session.slots
+        opened = [int(shard) for shard in np.unique(batch.planned) if slots.slot_of[shard] < 0]
+        if opened and np.count_nonzero(slots.slot_of >= 0) + len(opened) > slots.count:
+            self.land()  # the step before gives back what this one needs
+        for shard in opened:
+            self.session.lease(shard)
+        coming: list[NewRows] = []
+        at = self.session.at(batch.shards, batch.rows)
+        yield (DeviceRows(at, self.world.device, self.downloads, coming) if self.downloads
+               else StateRows(at, self.world.device))
+        self.land()
+        self.flying.append((coming, batch.planned))
+        if not self.downloads:
+            self.land()
+
+    def land(self) -> None:
+        """Scatter what is still on its way from the device, and give back the shards that are done."""
+        for coming, planned in self.flying:
+            for new in coming:
+                new.land()
+            self.remaining -= np.bincount(planned, minlength=len(self.remaining))
+            for shard in np.unique(planned):
+                if self.remaining[shard] == 0:
+                    self.session.release(int(shard))
+        self.flying.clear()
 
     def end_epoch(self) -> None:
+        self.land()
         self.session.finish()
         self.session.adopt(self.world.gather(self.session.prepare(durable=False)))
 
@@ -127,6 +151,7 @@ class SampleState:
     # ---- snapshots
 
     def snapshot(self, name: str) -> None:
+        self.land()
         deltas = self.world.gather(self.session.prepare())
         if self.world.main:
             self.session.commit(name, deltas)

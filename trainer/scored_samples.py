@@ -10,6 +10,7 @@ import torch
 from lacuna.data_pipelines.plan import EpochPlan
 from lacuna.trainer.evaluate import autocast, eval_stream, model_inputs
 from lacuna.trainer.methods.base import Outputs, Scored
+from lacuna.trainer.on_device.uploads import to_device
 
 if TYPE_CHECKING:
     from lacuna.trainer.whole_run import Run
@@ -33,7 +34,7 @@ def scored(run: Run, plan: EpochPlan, overall: int) -> Iterator[Scored]:
                     inputs = model_inputs(batch.inputs, run.config, world)
                     with autocast(run.config, world):
                         outputs = Outputs(*run.model(inputs, with_maps=with_maps))
-                    batch.labels = batch.labels.to(world.device, non_blocking=True)
+                    batch.moved_from, batch.labels = batch.labels, to_device(batch.labels, world.device)
                     yield Scored(batch, outputs, rows)
     run.state.end_epoch()
     run.model.train(was_training)

@@ -42,6 +42,8 @@ class Record:
     waits: list[Wait] = field(default_factory=list)
     inside: bool = False
     operations: int = 0
+    steps: int = 0
+    deferred: int = 0  # waits for an event of an earlier step, which leaves the device with work
     late: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # (host tensor, values to come)
 
     def wait(self, what: str) -> None:
@@ -58,6 +60,7 @@ class Record:
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         self.inside = True
+        self.steps += 1
         try:
             yield
         finally:
@@ -87,6 +90,8 @@ class Held(torch.Tensor):
     def tolist(self) -> list:
         RECORD.wait("tolist")
         return self.raw.tolist()
+
+    def record_stream(self, stream: object) -> None: ...
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -203,6 +208,27 @@ def _empty(size, *, dtype=None, layout=None, device=None, pin_memory=None, memor
     return Held(torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format))
 
 
+class Stream:
+    def __init__(self, device: object = None): ...
+
+    def wait_stream(self, other: Stream) -> None: ...
+
+
+class Event:
+    """Marks the copies that were under way when it was recorded."""
+
+    def record(self, stream: Stream) -> None:
+        self.step, self.copies = RECORD.steps, list(RECORD.late)
+
+    def synchronize(self) -> None:
+        if RECORD.inside and self.step == RECORD.steps:
+            RECORD.wait("event of the same step")
+        RECORD.deferred += RECORD.inside
+        for host, values in self.copies:
+            host.copy_(values)
+        RECORD.late = [entry for entry in RECORD.late if not any(entry is copy for copy in self.copies)]
+
+
 class _Module:
     """What PyTorch asks `torch.pretended`."""
 
@@ -225,6 +251,21 @@ class _Module:
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
+
+    def current_stream(self) -> Stream:
+        return Stream()
+
+    @contextlib.contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        yield
+
+    @property
+    def Stream(self) -> type:
+        return Stream
+
+    @property
+    def Event(self) -> type:
+        return Event
 
     def synchronize(self, device: object = None) -> None:
         RECORD.wait("synchronize")

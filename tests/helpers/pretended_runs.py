@@ -13,8 +13,10 @@ import os
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from lacuna.trainer import engine, loop, world
@@ -22,10 +24,12 @@ from lacuna.trainer.assemble import build_run
 from lacuna.trainer.checkpoints.checkpoint import Position
 from lacuna.trainer.config.sections import parse_config
 from lacuna.trainer.phase import Phase
+from lacuna.trainer.sample_state import SampleState
 from lacuna.trainer.whole_run import Run, open_state
 from tests.helpers import pretended_device
 from tests.helpers.pretended_device import RECORD, OnDevice
 
+MIDDLE = 1  # a snapshot after the second step, inside the first epoch
 _STEP, _OPTIMIZER = loop.take_step, engine._optimizer
 
 
@@ -50,10 +54,15 @@ def main(jobs: str, out: str, device: str) -> None:
 def train(run: Run) -> dict:
     """Every epoch of the first phase, as phase.py goes through them, without evaluation and checkpoints."""
     counts: list[dict[str, int]] = []
+    deferred: list[int] = []
 
     def step(phase, batch, position):
         with RECORD.step():
             result = _STEP(phase, batch, position)
+        deferred.append(RECORD.deferred)
+        RECORD.deferred = 0
+        if len(counts) == MIDDLE:
+            run.state.snapshot("middle")
         counts.append(dict(Counter(f"{wait.what} @ {wait.where}" for wait in RECORD.waits)))
         RECORD.waits.clear()
         return result
@@ -70,22 +79,24 @@ def train(run: Run) -> dict:
         losses.append(phase.sums.epoch(run.world, phase.plans[epoch].steps)[0])
         position = position.advanced(epoch=epoch + 1, step=0)
     weights = b"".join(p.detach().cpu().numpy().tobytes() for p in run.model.parameters())
-    found = {"steps": counts, "losses": losses, "weights": hashlib.sha256(weights).hexdigest(), "rows": digest(run)}
+    found = {"steps": counts, "deferred": deferred, "losses": losses, "weights": hashlib.sha256(weights).hexdigest(),
+             "rows": {}, "snapshot": {}}
+    if isinstance(run.state, SampleState):
+        shards = range(len(run.sources["train"].index.shards))
+        found["rows"] = digest(run.state.session, {field.name: shards for field in run.method.fields()})
+        middle = run.state.store.reader("middle")
+        found["snapshot"] = digest(middle, middle.refs)
     phase.close()
     run.state.close()
     run.run_log.close()
     return found
 
 
-def digest(run: Run) -> dict[str, str]:
-    """Of every field's stored rows."""
-    fields = {field.name for field in run.method.fields()}
-    shards = range(len(run.sources["train"].index.shards))
-    found = {}
-    for name in sorted(fields):
-        rows = [run.state.session.read_shard(name, shard).tobytes() for shard in shards]  # type: ignore[union-attr]
-        found[name] = hashlib.sha256(b"".join(rows)).hexdigest()
-    return found
+def digest(reader, places: dict[str, Iterable[int]]) -> dict[str, str]:
+    """Of every field's stored rows in these shards."""
+    return {name: hashlib.sha256(b"".join(np.ascontiguousarray(reader.read_shard(name, shard)).tobytes()
+                                          for shard in sorted(shards))).hexdigest()
+            for name, shards in sorted(places.items())}
 
 
 if __name__ == "__main__":

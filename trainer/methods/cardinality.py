@@ -16,6 +16,7 @@ import torch
 
 from lacuna.trainer.methods.base import EpochStart, positive, unknown
 from lacuna.trainer.metrics.exchange import Peers
+from lacuna.trainer.on_device.uploads import to_device
 from lacuna.trainer.state_rows import StateRows
 
 
@@ -35,7 +36,7 @@ class Cardinalities:
     def expected(self, rows: StateRows, field: str, labels: torch.Tensor) -> torch.Tensor:
         """bool [B, L]: annotated positives and the best of the unknown entries, k_n together."""
         codes, scores = rows.codes(field).astype(np.int64), rows.read(field)
-        k = torch.from_numpy(self.of(codes.sum(1), rows.samples(self.rows))).to(scores.device)
+        k = to_device(self.of(codes.sum(1), rows.samples(self.rows)), scores.device)
         ranked = torch.where(unknown(labels), scores, -1.0).sort(dim=1, descending=True, stable=True).indices
         room = k - positive(labels).sum(1)
         place = torch.arange(scores.shape[1], device=scores.device).expand_as(ranked)

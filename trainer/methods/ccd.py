@@ -21,6 +21,7 @@ from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.methods.base import EpochStart, LossTerms, Needs, Outputs, Step, Task, negative, positive
 from lacuna.trainer.methods.score_table import ScoreSettings, TableMethod
+from lacuna.trainer.on_device.uploads import to_device
 
 
 class CcdSettings(ScoreSettings):
@@ -88,8 +89,8 @@ class Ccd(TableMethod[CcdSettings]):
 
     def _debiased(self, scores: torch.Tensor) -> torch.Tensor:
         assert self.bias is not None
-        floor = self.settings.floor
-        return scores.clamp(min=floor) / self.bias.to(scores.device)
+        self.bias = to_device(self.bias, scores.device)  # it stays there
+        return scores.clamp(min=self.settings.floor) / self.bias
 
     def state(self) -> dict[str, torch.Tensor]:
         return {} if self.bias is None else {"bias": self.bias}

@@ -10,6 +10,7 @@ import torch
 
 from lacuna.trainer.methods.base import Step
 from lacuna.trainer.methods.role import lazy_adam
+from lacuna.trainer.on_device.uploads import to_device
 
 
 class ClassParameters:
@@ -23,8 +24,8 @@ class ClassParameters:
 
     def to(self, device: torch.device) -> dict[str, torch.Tensor]:
         """The values, on the training device from now on."""
-        self.values = {name: value.to(device) for name, value in self.values.items()}
-        self.moments = {name: value.to(device) for name, value in self.moments.items()}
+        self.values = {name: to_device(value, device) for name, value in self.values.items()}
+        self.moments = {name: to_device(value, device) for name, value in self.moments.items()}
         return self.values
 
     def update(self, gradients: dict[str, torch.Tensor], step: Step, lr: float) -> None:

@@ -22,6 +22,7 @@ from lacuna.trainer.methods.base import (
     negative,
     positive,
 )
+from lacuna.trainer.on_device.uploads import to_device
 
 _EPSILON = 1e-5
 _PAPER = "Cole et al., Multi-Label Learning from Single Positive Labels, CVPR 2021"
@@ -116,7 +117,7 @@ class PairwiseRanking(Method):
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
         p = torch.sigmoid(outputs.logits)
-        row, cls = torch.nonzero(positive(batch.labels), as_tuple=True)
+        row, cls = (to_device(part, p.device) for part in positive(batch.host_labels).nonzero(as_tuple=True))
         margins = torch.relu(1 - p[row, cls][:, None] + p[row])  # [positives, L]
         margins = torch.where(positive(batch.labels)[row], 0.0, margins)
         per_sample = torch.zeros_like(p[:, 0]).index_add(0, row, margins.sum(1))

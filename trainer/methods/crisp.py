@@ -30,6 +30,7 @@ from lacuna.trainer.methods.base import (
     positive,
 )
 from lacuna.trainer.methods.cole import log_loss
+from lacuna.trainer.on_device.uploads import to_device
 
 log = logging.getLogger("lacuna")
 _IMPLAUSIBLE = 0.5  # mean prior: half of all labels positive
@@ -89,7 +90,8 @@ class Crisp(Method[CrispSettings]):
             as_positive, as_negative = log_loss(outputs.logits)
             return LossTerms(torch.where(is_positive, as_positive, as_negative).mean(1))
         p = torch.sigmoid(outputs.logits)
-        priors = self.priors.to(p.device, p.dtype)
+        self.priors = to_device(self.priors, p.device)  # they stay there
+        priors = self.priors.to(p.dtype)
         annotated = is_positive.to(p.dtype)
         sums = step.world.global_sum(torch.stack([(annotated * (1 - p)).sum(0), p.sum(0), annotated.sum(0).detach()]))
         missed = sums[0] / self._annotated(sums[2].detach(), step)
@@ -100,8 +102,8 @@ class Crisp(Method[CrispSettings]):
         """What the sum over S_j is divided by, [L]."""
         if self.settings.positive_mean == "batch":
             return in_batch.clamp(min=1)
-        share = torch.as_tensor(self.task.positives / max(1, self.task.samples))
-        return (share.to(in_batch.device, in_batch.dtype) * step.samples).clamp(min=1e-12)
+        share = to_device(self.task.positives / max(1, self.task.samples), in_batch.device, in_batch.dtype)
+        return (share * step.samples).clamp(min=1e-12)
 
     def state(self) -> dict[str, torch.Tensor]:
         return {} if self.priors is None else {"priors": self.priors}

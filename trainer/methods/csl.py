@@ -19,6 +19,7 @@ from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.methods.base import LossTerms, Method, Needs, Outputs, Settings, Step, Task, positive, unknown
 from lacuna.trainer.methods.known_gradient import WithGradient, cached_blocks, numbers
 from lacuna.trainer.methods.top_entries import global_top, top_entries
+from lacuna.trainer.on_device.uploads import to_device
 from lacuna.trainer.priors import read_prior
 
 _FLOOR = 1e-8
@@ -143,7 +144,8 @@ class Csl(Method[CslSettings]):
     def _expose_prior(self, exposure: torch.Tensor) -> torch.Tensor:
         if self.prior is None:
             return exposure
-        prior = self.prior.to(exposure)
+        self.prior = to_device(self.prior, exposure.device)  # it stays there
+        prior = self.prior.to(exposure.dtype)
         if self.settings.soft_prior:
             return exposure.mul_(torch.exp(-self.settings.soft_prior * prior))
         return exposure.mul_(prior <= self.settings.prior_threshold) if self.settings.prior_threshold else exposure

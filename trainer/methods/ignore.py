@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -20,6 +21,7 @@ from pydantic import Field
 from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.methods.base import LossTerms, Method, Needs, Outputs, Settings, Step, Task, positive, unknown
 from lacuna.trainer.methods.cole import log_loss
+from lacuna.trainer.on_device.uploads import to_device
 
 
 class IgnoreSettings(Settings):
@@ -59,14 +61,14 @@ class Ignore(Method[IgnoreSettings]):
         is_positive, logits = positive(batch.labels), outputs.logits
         with torch.no_grad():
             shown = kept_pixels(outputs.maps, is_positive, batch.inputs.shape[-1], settings.keep)
-            blank = torch.tensor(self.task.blank, dtype=torch.uint8, device=shown.device).view(3, 1, 1)
-            hidden = torch.where(shown, batch.inputs.to(shown.device, non_blocking=True), blank)
+            blank = to_device(np.array(self.task.blank, np.uint8), shown.device).view(3, 1, 1)
+            hidden = torch.where(shown, to_device(batch.inputs, shown.device), blank)
             gap = (logits - step.forward(hidden).logits).abs()
         strong = step.forward(batch.strong_view).logits
         annotated = self._average(gap, logits.detach(), is_positive, step)
         rejected = torch.zeros_like(is_positive)
         if step.epoch >= settings.first_epoch:
-            rejected = unknown(batch.labels) & (gap > self.gap.to(gap.device)) & (logits > self.logits.to(gap.device))
+            rejected = unknown(batch.labels) & (gap > self.gap) & (logits > self.logits)
         kept = step.world.global_sum((~rejected).sum())
         as_positive, as_negative = log_loss(strong)
         assumed = torch.where(is_positive, as_positive, as_negative)
@@ -81,9 +83,10 @@ class Ignore(Method[IgnoreSettings]):
         mu = self.settings.momentum
         at_positives = torch.stack([torch.where(is_positive, gap, 0.0).sum(), is_positive.sum().to(gap.dtype)])
         sums = step.world.global_sum(torch.cat([logits.sum(0), at_positives]))
-        if sums[-1] > 0:
-            self.gap = mu * self.gap + (1 - mu) * (sums[-2] / sums[-1]).cpu().float()
-        self.logits = mu * self.logits + (1 - mu) * (sums[:-2] / step.samples).cpu().float()
+        self.gap, self.logits = (to_device(kept, gap.device) for kept in (self.gap, self.logits))  # they stay there
+        moved = mu * self.gap + (1 - mu) * (sums[-2] / sums[-1]).float()
+        self.gap = torch.where(sums[-1] > 0, moved, self.gap)
+        self.logits = mu * self.logits + (1 - mu) * (sums[:-2] / step.samples).float()
         return sums[-1]
 
     def state(self) -> dict[str, torch.Tensor]:

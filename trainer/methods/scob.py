@@ -25,6 +25,7 @@ from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.methods.all_ranks import rows_of_all_ranks
 from lacuna.trainer.methods.base import EpochStart, LossTerms, Needs, Outputs, Step, Task, positive
 from lacuna.trainer.methods.role.method import EstimateSettings, Role
+from lacuna.trainer.on_device.uploads import to_device
 
 if TYPE_CHECKING:
     from lacuna.trainer.sample_state import NoState, SampleState
@@ -102,7 +103,7 @@ class Scob(Role):
         total = step.world.global_sum(anchored.sum()).clamp(min=1)
         terms.per_sample = terms.per_sample + settings.contrast * torch.where(anchored, entries, 0.0) * (
             step.samples / total)
-        self._remember(own[anchored], sure[anchored], classes[anchored], step)
+        self._remember(own, sure, classes, step)
         return terms
 
     def _contrast(self, query: torch.Tensor, own: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
@@ -110,20 +111,28 @@ class Scob(Role):
         temperature = self.settings.temperature
         query = F.normalize(query, dim=1)
         same = 1 + (query * F.normalize(own, dim=1)).sum(1)
-        others = 1 + query @ F.normalize(self.surest.to(query), dim=1).T
-        weights = 1 - self.correlation[classes.cpu()].to(query).square()
-        missing = (self.surest_logit == -torch.inf).to(query.device)
-        others = (weights * others).masked_fill(missing, -torch.inf)
+        self.surest, self.surest_logit, self.correlation = (  # they stay there
+            to_device(kept, query.device) for kept in (self.surest, self.surest_logit, self.correlation))
+        others = 1 + query @ F.normalize(self.surest.to(query.dtype), dim=1).T
+        weights = 1 - self.correlation[classes].to(query.dtype).square()
+        others = (weights * others).masked_fill(self.surest_logit == -torch.inf, -torch.inf)
         every = torch.cat([same[:, None], others], 1) / temperature
         return every.logsumexp(1) - every[:, 0]
 
     def _remember(self, features: torch.Tensor, sure: torch.Tensor, classes: torch.Tensor, step: Step) -> None:
-        """The surest of this batch and of those before it; equal on every rank."""
-        every = rows_of_all_ranks(step.world, features.float(), sure.float(), classes)
-        features, sure, classes = (part.cpu() for part in every)
-        for row, (logit, which) in enumerate(zip(sure.tolist(), classes.tolist(), strict=True)):
-            if logit > self.surest_logit[which]:
-                self.surest_logit[which], self.surest[which] = logit, features[row]
+        """The surest of this batch and of those before it (of equals the first); equal on every rank. An image
+        without an annotated positive is −∞ sure."""
+        features, sure, classes = rows_of_all_ranks(step.world, features.float(), sure.float(), classes)
+        if not len(sure):
+            return
+        highest = torch.full_like(self.surest_logit, -torch.inf).scatter_reduce(0, classes, sure, "amax")
+        numbers = torch.arange(len(sure), device=sure.device)
+        of_others = torch.full_like(classes, len(sure) - 1)
+        first = torch.where(sure == highest[classes], numbers, of_others)
+        winner = torch.full_like(highest, len(sure) - 1, dtype=torch.int64).scatter_reduce(0, classes, first, "amin")
+        surer = highest > self.surest_logit
+        self.surest_logit = torch.where(surer, highest, self.surest_logit)
+        self.surest = torch.where(surer[:, None], features[winner], self.surest)
 
     def state(self) -> dict[str, torch.Tensor]:
         return {**super().state(), "surest": self.surest, "surest_logit": self.surest_logit,

@@ -25,6 +25,7 @@ from lacuna.data_pipelines.stream import Batch
 from lacuna.state_store import Field as StateField
 from lacuna.trainer.methods.base import LossTerms, Needs, Outputs, Step, Task, positive, unknown
 from lacuna.trainer.methods.hill import Splc, SplcSettings
+from lacuna.trainer.on_device.uploads import to_device
 
 
 class ScpnetSettings(SplcSettings):
@@ -70,8 +71,8 @@ class Scpnet(Splc):
     def thresholds(self) -> torch.Tensor:
         """float32 [L]."""
         settings = self.settings
-        rest = settings.hard_k * self.task.samples - int(self.counts.sum())
-        rate = self.counts.float() / max(int(self.counts.max()), rest, 1)
+        rest = settings.hard_k * self.task.samples - self.counts.sum()
+        rate = self.counts.float() / torch.maximum(self.counts.max(), rest).clamp(min=1)
         rate = rate.clamp(min=1 / self.task.classes)
         return settings.base_threshold * rate / (2 - rate)
 
@@ -81,19 +82,20 @@ class Scpnet(Splc):
         p = torch.sigmoid(outputs.logits.detach())
         highest = torch.zeros_like(p, dtype=torch.bool)
         highest.scatter_(1, p.topk(min(settings.hard_k, p.shape[1]), dim=1).indices, True)
-        passed = highest & (p >= self.thresholds().to(p.device)) & (unknown(batch.labels) | positive(batch.labels))
+        self.counts = to_device(self.counts, p.device)  # they stay there
+        passed = highest & (p >= self.thresholds()) & (unknown(batch.labels) | positive(batch.labels))
         used = passed.any(1)
         hard = passed | positive(batch.labels)
         differs = F.binary_cross_entropy_with_logits(strong, hard.to(strong.dtype), reduction="none").sum(1)
         if self.relation is not None:
-            self.relation = self.relation.to(p)  # it stays there
+            self.relation = to_device(self.relation, p.device, p.dtype)
             follows = F.binary_cross_entropy_with_logits(strong, p @ self.relation.T, reduction="none").sum(1)
             differs = differs + settings.relation_weight * follows
         own = self.entries(outputs.logits, batch.labels, step.epoch).sum(1)
         before = step.state.read("selected")
         after = torch.where(hard.any(1, keepdim=True), hard, before)
         moved = step.world.global_sum(after.sum(0) - before.sum(0))
-        self.counts = self.counts + moved.cpu()
+        self.counts = self.counts + moved
         return LossTerms((own + settings.consistency * torch.where(used, differs, 0.0)) * step.samples,
                          rows={"selected": after})
 

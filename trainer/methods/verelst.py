@@ -37,6 +37,7 @@ from lacuna.trainer.methods.base import (
 from lacuna.trainer.methods.cardinality import Cardinalities, matched
 from lacuna.trainer.methods.cole import expected_positives_penalty
 from lacuna.trainer.methods.cutoff_state import CUTOFF_STATE, from_tensors, to_tensors
+from lacuna.trainer.on_device.uploads import to_device
 
 _PAPER = ("Verelst et al., Spatial Consistency Loss for Training Multi-Label Classifiers from Single-Label "
           "Annotations, WACV 2023")
@@ -177,7 +178,7 @@ class Verelst(Method[VerelstSettings]):
     def _spatial(self, terms: LossTerms, outputs: Outputs, batch: Batch, step: Step, score: torch.Tensor,
                  started: bool) -> None:
         """SCL: the loss sees the heatmaps as they were before this visit; only cells inside the crop are written."""
-        boxes, flips = batch.boxes.to(score.device), batch.flips.to(score.device)
+        boxes, flips = to_device(batch.boxes, score.device), to_device(batch.flips, score.device)
         if self.s.top_k and not started:
             return  # which classes are tracked is chosen after the warm-up
         scores, name, heat = torch.sigmoid(outputs.maps), "heat", None

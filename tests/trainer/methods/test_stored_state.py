@@ -37,7 +37,7 @@ def test_role_golden_values(tmp_path, source):
     method = build_method({"name": "role"}, Task(4, 2, np.ones(4), np.zeros(4), False, expected_positives=1.5))
     step = Step(World(torch.device("cpu")), 2, 0, 1)
     y = torch.sigmoid(phi.detach())
-    pull = float(y.sum() / 2 - 1.5)
+    pull = y.sum() / 2 - 1.5
     gradient = method._gradient(phi.detach(), y, torch.sigmoid(logits), torch.from_numpy(OBSERVED), pull, step)
     golden = torch.tensor([[0.006965, 0.025253, -0.004703, 0.037602], [0.021293, 0.010909, 0.025104, 0.007775]])
     assert torch.allclose(phi.grad.float(), golden, atol=2e-6), "the oracle itself"

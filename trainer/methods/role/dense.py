@@ -21,6 +21,7 @@ from lacuna.state_store import Field, Given
 from lacuna.trainer.methods.base import Masked, Outputs, Step, Task, unknown
 from lacuna.trainer.methods.class_parameters import ClassParameters
 from lacuna.trainer.methods.role.row_optimizer import RowOptimizer
+from lacuna.trainer.on_device.uploads import to_device
 
 KNOWN = 5.293305  # logit(0.995): where the estimate of an annotated class starts
 SPREAD = 0.405465  # logit(0.6): others start uniform in ± this
@@ -91,8 +92,8 @@ class Dense(Estimator):
 
     def read(self, outputs: Outputs, batch: Batch, step: Step) -> Estimate:
         current = self.rows.read(step)
-        start = torch.from_numpy(start_logits(self.task, batch.shards, batch.rows))
-        return Estimate(current.values, start.to(current.values.device, torch.float32, non_blocking=True), current)
+        start = start_logits(self.task, batch.shards, batch.rows)
+        return Estimate(current.values, to_device(start, current.values.device, torch.float32), current)
 
     def learn(self, estimate: Estimate, gradient: torch.Tensor, step: Step) -> dict[str, torch.Tensor | Masked]:
         return self.rows.updated(estimate.parts, gradient, step)

@@ -18,6 +18,7 @@ from lacuna.trainer.methods.base import Masked, Outputs, Step
 from lacuna.trainer.methods.class_parameters import ClassParameters
 from lacuna.trainer.methods.role.dense import SPREAD, Estimate, Estimator, row_draws
 from lacuna.trainer.methods.role.row_optimizer import RowOptimizer
+from lacuna.trainer.on_device.uploads import to_device
 
 _CLASS_FACTORS = 0x56  # tells the draws of V from those of U
 
@@ -54,8 +55,8 @@ class Factorized(Estimator):
     def read(self, outputs: Outputs, batch: Batch, step: Step) -> Estimate:
         current = self.rows.read(step)
         device = current.values.device
-        table, self.start_table = self.shared.to(device)["table"], self.start_table.to(device)
-        start = torch.from_numpy(self._start_factors(batch.shards, batch.rows)).to(device)
+        table, self.start_table = self.shared.to(device)["table"], to_device(self.start_table, device)
+        start = to_device(self._start_factors(batch.shards, batch.rows), device)
         return Estimate(_product(current.values, table), _product(start, self.start_table), current)
 
     def learn(self, estimate: Estimate, gradient: torch.Tensor, step: Step) -> dict[str, torch.Tensor | Masked]:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from lacuna.trainer.on_device.uploads import to_device
+
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 _LAST = 256  # β1^256 < 2e-12: later terms cannot be seen in float32
 _EDGES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, _LAST])
@@ -24,11 +26,12 @@ def replay(phi: torch.Tensor, m: torch.Tensor, v: torch.Tensor, last: np.ndarray
     missed = np.maximum(now - last, 0)
     if not missed.any():
         return phi, m, v
-    weights, ratios = (torch.from_numpy(a).to(phi) for a in _segments(last, missed))
+    on_host = [torch.from_numpy(a).to(phi.dtype) for a in _segments(last, missed)]
+    weights, ratios = (to_device(part, phi.device) for part in on_host)
     root, moved = v.sqrt(), torch.zeros_like(phi)
-    for i in np.flatnonzero(weights.cpu().numpy().any(0)):
+    for i in np.flatnonzero(on_host[0].numpy().any(0)):
         moved += m * weights[:, i : i + 1] / (root * ratios[:, i : i + 1] + EPSILON)
-    gap = torch.from_numpy(missed.astype(np.float64)).to(phi)[:, None]
+    gap = to_device(missed.astype(np.float64), phi.device, phi.dtype)[:, None]
     return phi - lr * moved, m * BETA1**gap, v * BETA2**gap
 
 

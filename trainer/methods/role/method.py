@@ -110,7 +110,7 @@ class Role(Method[EstimateSettings]):
         estimated = self._terms(phi, p.detach(), batch.labels).mean(1)
         penalty = expected_positives_penalty(p, self.k, step)
         pull = step.world.global_sum(estimate.sum()) / step.samples - self.k
-        gradient = self._gradient(phi, estimate, p.detach(), batch.labels, float(pull), step)
+        gradient = self._gradient(phi, estimate, p.detach(), batch.labels, pull, step)
         travel = self.estimator.travel(given, batch.labels)
         rows = self.estimator.learn(given, gradient, step)
         coupled = (penalty + (pull / phi.shape[1]) ** 2) / 2
@@ -123,12 +123,14 @@ class Role(Method[EstimateSettings]):
         known = torch.where(positive(labels), as_positive, 0.0)
         return cross + torch.where(negative(labels), as_negative, known)
 
-    def _gradient(self, phi, estimate, p, labels, pull: float, step: Step) -> torch.Tensor:
+    def _gradient(self, phi, estimate, p, labels, pull: torch.Tensor, step: Step) -> torch.Tensor:
         """∂ global loss / ∂φ of this rank's rows."""
         rest = torch.sigmoid(-phi)
         towards_1 = p + positive(labels).to(p.dtype)
         towards_0 = (1 - p) + negative(labels).to(p.dtype)
         slope = -towards_1 / (estimate + _EPSILON) + towards_0 / (rest + _EPSILON)
         classes = phi.shape[1]
-        slope = slope / (2 * step.samples * classes) + pull / (step.samples * classes**2)
+        # float64: the divisor may have more digits than a float32.
+        push = (pull.detach().double() / (step.samples * classes**2)).to(slope.dtype)
+        slope = slope / (2 * step.samples * classes) + push
         return slope * estimate * rest

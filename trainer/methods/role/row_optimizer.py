@@ -15,6 +15,7 @@ import torch
 from lacuna.state_store import Field
 from lacuna.trainer.methods.base import Masked, Step
 from lacuna.trainer.methods.role import lazy_adam
+from lacuna.trainer.on_device.uploads import to_device
 
 
 @dataclass
@@ -51,7 +52,7 @@ class RowOptimizer:
 
     def read(self, step: Step) -> Current:
         """The batch's rows, replayed up to the step before this one."""
-        visit = step.state.read("visit").cpu().numpy().astype(np.int64)
+        visit = step.state.codes("visit").astype(np.int64)  # on the host: it decides what is computed
         values = step.state.read(self.name)
         last = np.where(visit[:, 0] == step.phase + 1, visit[:, 1], 0)
         if self.kind == "sgd":
@@ -61,11 +62,11 @@ class RowOptimizer:
             for phase, steps in enumerate(self.phase_steps, 1):
                 here = visit[:, 0] == phase
                 if here.any():
-                    at = torch.from_numpy(np.flatnonzero(here)).to(values.device)
+                    at = to_device(np.flatnonzero(here), values.device)
                     moved = lazy_adam.replay(values[at], m[at], v[at], visit[here, 1], steps, self.lr(phase - 1))
                     values[at] = moved[0]
         values = self._handed_over(values, visit, step)
-        old = torch.from_numpy(visit[:, 0] != step.phase + 1).to(values.device)[:, None]
+        old = to_device(visit[:, 0] != step.phase + 1, values.device)[:, None]
         m, v = torch.where(old, 0.0, m), torch.where(old, 0.0, v)
         if self.kind == "adam":
             values, m, v = lazy_adam.replay(values, m, v, last, step.number, self.lr(step.phase))
@@ -75,7 +76,7 @@ class RowOptimizer:
         """Logits of rows last seen in an earlier phase went through a clamped probability."""
         if self.clamp is None:
             return values
-        earlier = torch.from_numpy((visit[:, 0] > 0) & (visit[:, 0] <= step.phase)).to(values.device)
+        earlier = to_device((visit[:, 0] > 0) & (visit[:, 0] <= step.phase), values.device)
         return torch.where(earlier[:, None], values.clamp(-self.clamp, self.clamp), values)
 
     def updated(self, current: Current, gradient: torch.Tensor, step: Step) -> dict[str, torch.Tensor | Masked]:
@@ -89,7 +90,7 @@ class RowOptimizer:
             count: torch.Tensor | int = step.number + 1
             if self.kind == "rowwise":
                 now = current.last + 1
-                count = torch.from_numpy(now.astype(np.float32)).to(gradient.device)[:, None]
+                count = to_device(now.astype(np.float32), gradient.device)[:, None]
             values, m, v = lazy_adam.step(current.values, current.m, current.v, gradient, count, lr)
             rows = {self.name: values, f"{self.prefix}_m": m, f"{self.prefix}_v": v}
         visit = np.stack([np.full(len(now), step.phase + 1), now], axis=1)

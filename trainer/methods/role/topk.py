@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from lacuna.basics.errors import UserError
+from lacuna.basics.hashing import mix
 from lacuna.data_pipelines.labels import POSITIVE
 from lacuna.data_pipelines.stream import Batch
 from lacuna.state_store import Field, Given
@@ -22,6 +23,8 @@ from lacuna.state_store.topk import UNTRACKED, topk_fields
 from lacuna.trainer.methods.base import Masked, Outputs, Step, negative, positive, unknown
 from lacuna.trainer.methods.role.dense import CLAMP, KNOWN, SPREAD, Estimate, Estimator, mean_where, start_logits
 from lacuna.trainer.methods.role.row_optimizer import Current, RowOptimizer
+from lacuna.trainer.on_device.hashing import signed, uniform
+from lacuna.trainer.on_device.uploads import to_device
 
 _LAST = -1e9  # rank of verified negatives: they get a place only if there are too many
 
@@ -68,10 +71,17 @@ class TopK(Estimator):
 
     def _start(self, batch: Batch, ids: torch.Tensor) -> torch.Tensor:
         """[B, q]: where `dense` starts these entries, annotated ones included."""
-        draws = start_logits(self.task, batch.shards, batch.rows, ids.cpu().numpy())
-        start = torch.from_numpy(draws).to(ids.device, torch.float32)
+        start = self._draws(batch, ids)
         here = torch.gather(batch.labels, 1, ids)
         return torch.where(positive(here), KNOWN, torch.where(negative(here), -KNOWN, start))
+
+    def _draws(self, batch: Batch, ids: torch.Tensor) -> torch.Tensor:
+        """float32 [B, q]: `start_logits` where the ids are, bit for bit."""
+        if ids.device.type == "cpu":
+            return torch.from_numpy(start_logits(self.task, batch.shards, batch.rows, ids.numpy())).float()
+        seeds = np.array([signed(mix(self.task.seed, int(shard))) for shard in batch.shards], np.int64)
+        numbers = to_device(batch.rows.astype(np.int64) * self.task.classes, ids.device)[:, None] + ids
+        return ((2 * uniform(to_device(seeds, ids.device)[:, None], numbers) - 1) * SPREAD).float()
 
     def _track(self, ids: torch.Tensor, rows: Current, logits: torch.Tensor,
                batch: Batch) -> tuple[torch.Tensor, Current]:

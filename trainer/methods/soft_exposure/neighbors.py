@@ -27,6 +27,7 @@ from lacuna.trainer.methods.base import Needs, Step, Task, negative, positive, u
 from lacuna.trainer.methods.known_gradient import numbers
 from lacuna.trainer.methods.soft_exposure.baselines import ExposureSettings, NoExposure
 from lacuna.trainer.neighbors import Neighborhood
+from lacuna.trainer.on_device.uploads import to_device
 
 _MEDIAN_OF = 5
 _UNSAID = 1.0  # image distance of a class that no neighbour annotates
@@ -96,8 +97,8 @@ class SoftExposure(NoExposure):
                             "with. Restore them, or start another run (name=…).")
 
     def exposure(self, batch: Batch, step: Step) -> Callable[[slice, torch.Tensor], None]:
-        self.distances = self.distances.to(batch.labels.device)
-        known = _Annotated(self.distances, batch.labels, self.settings.nearest) if self.by_label else None
+        self.distances = to_device(self.distances, batch.labels.device)
+        known = _Annotated(self.distances, batch.host_labels, self.settings.nearest) if self.by_label else None
         near = _near_classes(step, batch, self.settings.nearest) if self.by_image else None
 
         def fill(rows: slice, out: torch.Tensor) -> None:
@@ -163,8 +164,10 @@ class _Annotated:
     """Distances of all classes to the annotated ones of each image of a batch."""
 
     def __init__(self, between: torch.Tensor, labels: torch.Tensor, how: str):
+        """`labels` on the host: their numbers are shapes."""
         self.between, self.how = between, how
-        self.ids = [padded_ids(side(labels)) for side in (positive, negative)]
+        found = [padded_ids(side(labels)) for side in (positive, negative)]
+        self.ids = [(to_device(ids, between.device), counts) for ids, counts in found]
 
     def distances(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """d⁺ and d⁻, each [rows, L]; infinite where there is nothing annotated or a class has no median."""

@@ -1,0 +1,1 @@
+"""What keeps an accelerator busy: nothing here makes the host wait for its queue inside a step."""

@@ -1,0 +1,72 @@
+"""The stateless hashes of basics/hashing.py and state_store/row_hash.py on the training device, bit for bit.
+
+PyTorch has no unsigned arithmetic on every device: a uint64 is an int64 with the same bits (products wrap alike), a
+uint32 an int64 from 0 to 2³² − 1. Legend: B rows, C columns.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+
+from lacuna.basics import hashing
+from lacuna.state_store import row_hash
+from lacuna.state_store.cutoffs import Cutoffs
+from lacuna.trainer.on_device.uploads import to_device
+
+_LOW = 0xFFFFFFFF
+_SIGN = -(1 << 63)
+
+
+def signed(number: int) -> int:
+    """The int64 with the bits of a uint64."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+_GOLDEN, _A, _B = (signed(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def mix64(z: torch.Tensor) -> torch.Tensor:
+    z = (z ^ _shifted(z, 30)) * _A
+    z = (z ^ _shifted(z, 27)) * _B
+    return z ^ _shifted(z, 31)
+
+
+def _shifted(z: torch.Tensor, bits: int) -> torch.Tensor:
+    """To the right, zeros from the left."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def uniform(seeds: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """float64 in [0, 1): `hashing.uniform_array` with a seed (int64) for every value."""
+    return _shifted(mix64((values ^ seeds) + _GOLDEN), 11).double() * 2.0**-53
+
+
+def random_bits(keys: torch.Tensor, columns: int) -> torch.Tensor:
+    """uint32 [B, C] from the upper halves of row keys [B] (`upper`)."""
+    h = keys[:, None] ^ _column_keys(columns, keys.device)
+    h = (h * 0x7FEB352D) & _LOW
+    h = ((h ^ (h >> 15)) * 0x846CA68B) & _LOW
+    return h
+
+
+def upper(keys: np.ndarray, device: torch.device) -> torch.Tensor:
+    return to_device((keys >> np.uint64(32)).astype(np.int64), device)
+
+
+@functools.lru_cache(maxsize=64)
+def _column_keys(columns: int, device: torch.device) -> torch.Tensor:
+    return to_device(row_hash._column_keys(columns).astype(np.int64), device)
+
+
+def selected(cutoffs: Cutoffs, codes: torch.Tensor, shards: np.ndarray, rows: np.ndarray) -> torch.Tensor:
+    """bool [B, L]: `Cutoffs.selected`, without looking for ties first."""
+    device = codes.device
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    samples = (np.asarray(shards).astype(np.int64) * cutoffs.rows + np.asarray(rows)).astype(np.uint64) * golden
+    columns = hashing.mix64(np.arange(codes.shape[1], dtype=np.uint64) * golden + np.uint64(cutoffs.tie_key))
+    keys = mix64(to_device(samples.view(np.int64), device)[:, None] + to_device(columns.view(np.int64), device))
+    theta, bounds = to_device(cutoffs.codes, device), to_device(cutoffs.bounds.view(np.int64), device)
+    return (codes > theta) | ((codes == theta) & ((keys ^ _SIGN) <= (bounds ^ _SIGN)))

@@ -1,0 +1,76 @@
+"""A batch's rows on an accelerator: stored codes go up and are decoded there; new rows are encoded there and go down
+without anybody waiting. They are scattered a step later: a sample comes once an epoch, so nobody reads them before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from lacuna.state_store.cutoffs import Cutoffs
+from lacuna.state_store.fields import Field
+from lacuna.state_store.rows import Rows
+from lacuna.trainer.on_device import codes, hashing
+from lacuna.trainer.on_device.downloads import Download, Downloads
+from lacuna.trainer.state_rows import Masked, StateRows
+
+
+@dataclass
+class NewRows:
+    """On their way to the host."""
+
+    rows: Rows
+    fields: list[Field]
+    download: Download  # of every field: its codes, and bool [B]: which rows are finite
+
+    def land(self) -> None:
+        """Wait for them and scatter them."""
+        parts = self.download.wait()
+        for place, field in enumerate(self.fields):
+            stored, finite = parts[2 * place : 2 * place + 2]
+            field.check_finite(finite)
+            self.rows.scatter(field.name, stored.view(field.stored_dtype))
+
+
+class DeviceRows(StateRows):
+    def __init__(self, rows: Rows, device: torch.device, downloads: Downloads, coming: list[NewRows]):
+        super().__init__(rows, device)
+        self._downloads, self._coming = downloads, coming
+        self._uploaded: dict[str, torch.Tensor] = {}
+
+    def narrow(self, start: int, stop: int) -> DeviceRows:
+        return DeviceRows(self._rows.narrow(start, stop), self._device, self._downloads, self._coming)
+
+    def read(self, field: str) -> torch.Tensor:
+        return codes.decode(self._rows.field(field), self._up(field))
+
+    def selected(self, field: str, cutoffs: Cutoffs) -> torch.Tensor:
+        return hashing.selected(cutoffs, self._up(field), self._rows.shards, self._rows.rows)
+
+    def write(self, values: dict[str, torch.Tensor | Masked]) -> None:
+        fields, parts = [], []
+        for name, value in values.items():
+            field, new = self._rows.field(name), value.values if isinstance(value, Masked) else value
+            new = new.detach()
+            if new.device.type == "cpu":  # known before the step
+                self._rows.write(name, new.numpy())
+                continue
+            keys = self._rows.rounding_keys(field)
+            encoded = codes.encode(field, new, None if keys is None else hashing.upper(keys, self._device))
+            if isinstance(value, Masked):  # what the mask leaves out stays bit for bit
+                encoded = torch.where(value.mask, encoded, self._up(name).to(encoded.dtype))
+            fields.append(field)
+            parts += [encoded, self._finite(field, new)]
+        if fields:
+            self._coming.append(NewRows(self._rows, fields, self._downloads.begin(parts)))
+
+    def _finite(self, field: Field, values: torch.Tensor) -> torch.Tensor:
+        if field.range is None and not field.stochastic:
+            return torch.ones(len(values), dtype=torch.bool, device=values.device)
+        return torch.isfinite(values).flatten(1).all(1)
+
+    def _up(self, field: str) -> torch.Tensor:
+        """Stored numbers on the device, copied once per step."""
+        if field not in self._uploaded:
+            self._uploaded[field] = codes.upload(self._rows.field(field), self._rows.gather(field), self._device)
+        return self._uploaded[field]
