@@ -15,6 +15,7 @@ from numcodecs import Blosc
 
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
+from lacuna.basics.refusals import refusal
 from lacuna.state_store import faults
 from lacuna.state_store.fields import Field
 
@@ -22,7 +23,7 @@ _CRC_BYTES = 4
 
 
 class Ref(NamedTuple):
-    """A version of one chunk: its object's token (attempt-rank-counter), size in bytes, and CRC-32C."""
+    """A version of one chunk: its object's token (launch-rank-counter), size in bytes, and CRC-32C."""
 
     token: str
     size: int
@@ -114,7 +115,7 @@ def write(store: str, field: Field, shard: int, token: str, rows: np.ndarray) ->
     except UserError:
         raise  # object storage, in its own words
     except OSError as error:
-        raise UserError(f"cannot write state chunk {url}: {error.strerror or error}. Free space or quota and start "
-                        "again; the last snapshot is intact.") from error
+        raise UserError(f"cannot write a state chunk: {refusal(error, url) or f'{url}: {error}'}. Then start again; "
+                        "snapshots that were committed before are intact.") from error
     faults.point("chunk.written")
     return Ref(token, size, crc)

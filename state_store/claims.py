@@ -1,7 +1,7 @@
 """Claims: which shards each rank of a launch works on, so that two ranks cannot lease one shard.
 
 One small object a rank, rewritten once an epoch: no lock and no request per shard. A rank writes its claim before it
-reads the others', so of two that overlap at least one sees it. Claims of older attempts mean nothing.
+reads the others', so of two that overlap at least one sees it. Claims of older launches mean nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from lacuna.basics.errors import UserError
 
 
 class Claim:
-    def __init__(self, store: str, attempt: int, rank: int, world: int):
-        self.folder, self.attempt, self.rank, self.world = storage.join(store, "claims"), attempt, rank, world
+    def __init__(self, store: str, launch: int, rank: int, world: int):
+        self.folder, self.launch, self.rank, self.world = storage.join(store, "claims"), launch, rank, world
         self.id, self.shards = uuid.uuid4().hex, frozenset[int]()
         if not storage.create_exclusive(self._url(rank), self._body(self.shards)):
-            raise UserError(f"rank {rank} of attempt {attempt} already has a session on {store}. Close it first; a new "
-                            "launch calls begin_attempt().")
+            raise UserError(f"rank {rank} of launch {launch} already has a session on {store}. Close it first; a new "
+                            "launch calls begin_launch().")
 
     def announce(self, shards: frozenset[int]) -> None:
         """Replace this rank's claim; refused if another rank claims one of the shards."""
@@ -47,4 +47,4 @@ class Claim:
         return json.dumps({"id": self.id, "shards": sorted(shards)}).encode()
 
     def _url(self, rank: int) -> str:
-        return storage.join(self.folder, f"{self.attempt}-{rank}.json")
+        return storage.join(self.folder, f"{self.launch}-{rank}.json")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 
 from lacuna.state_store import histograms
-from lacuna.state_store.manifest import Delta, Manifest, read_histogram
+from lacuna.state_store.manifest import DamagedHistogram, Delta, Manifest, read_histogram
 from lacuna.state_store.store import Initials, SnapshotReader, StateStore
 from lacuna.state_store.sweep import map_shards
+
+log = logging.getLogger("lacuna")
 
 
 class Counting:
@@ -30,8 +34,11 @@ class Counting:
         schema, outside = self.store.schema, self.excluded.get(name)
         field = schema.fields[name]
         if name in manifest.histograms:
-            return read_histogram(self.store.url, name, manifest.histograms[name])
-        if manifest.refs.get(name):  # resharded or migrated: counted once, here
+            try:
+                return read_histogram(self.store.url, name, manifest.histograms[name])
+            except DamagedHistogram as error:
+                log.warning("%s; counting its values anew", error)
+        if name in manifest.histograms or manifest.refs.get(name):  # or resharded, or migrated: counted once, here
             reader = SnapshotReader(self.store, manifest.refs, self.initials)
             parts = map_shards(reader, [name], lambda shard, rows: histograms.counts(
                 rows[name], outside(shard) if outside else None))

@@ -2,8 +2,8 @@
 
 A cut-off is (score code, tie key): an entry is chosen if its code is higher, or equal with a tie key that is not above
 the bound. Tie keys are hashes of (seed, field, salt, sample, column), distinct within a column, so exactly p_i are
-chosen. The histogram gives the bin; a streaming pass collects the tied entries. If ties are too many to hold (most
-scores are 0 after all), passes narrow them by histograms of the next byte first, in bounded memory.
+chosen. The histogram gives the bin; a streaming sweep collects the tied entries. If ties are too many to hold (most
+scores are 0 after all), sweeps narrow them by histograms of the next byte first, in bounded memory.
 Legend: B rows, L columns; a candidate is an entry that the cut-off falls between.
 """
 

@@ -10,7 +10,7 @@ import signal
 import threading
 
 POINTS = (
-    "create.array", "create.before_group", "attempt.before_entry", "attempt.entry", "sweep.some_removed",
+    "create.array", "create.before_group", "launch.before_entry", "launch.entry", "orphans.some_removed",
     "chunk.before_write", "chunk.half_written", "chunk.written", "prepare.spilled", "prepare.synced",
     "commit.before_manifest", "commit.manifest", "commit.entry", "collect.entry_removed", "collect.some_removed",
     "collect.removed",

@@ -52,7 +52,7 @@ def change(before: np.ndarray, after: np.ndarray, excluded: tuple[np.ndarray, np
 
 def initial_counts(field: Field, seed: int, rows: np.ndarray, given: Callable[[int], np.ndarray] | None,
                    excluded: Excluded | None) -> np.ndarray:
-    """Histogram of the initial values: closed form for constants, else one pass over the shards."""
+    """Histogram of the initial values: closed form for constants, else one sweep over the shards."""
     total = np.zeros((field.columns, BINS), np.int64)
     if isinstance(field.initial, Constant):
         codes = bins_of(field.initial_code())

@@ -43,7 +43,7 @@ class Metrics:
     chunks_written: int = 0
 
 
-class Engine:
+class IoThreads:
     """`load(field, shard, slot)` and `store(field, shard, slot)` do the work of one chunk, in an I/O thread."""
 
     def __init__(self, fields: Sequence[str], slots: int, threads: int, load: Callable[[str, int, int], None],

@@ -65,12 +65,16 @@ def _ref(values: list) -> Ref:
 class Delta:
     """What one rank wrote since the ranks last exchanged deltas. Picklable: the trainer gathers it over its network."""
 
-    attempt: int
+    launch: int
     rank: int
     world: int
     durable: bool
     refs: Refs
     histograms: dict[str, np.ndarray] = field(default_factory=dict)  # changes, int64 [columns, 256]
+
+
+class DamagedHistogram(UserError):
+    """Counts can be taken anew from the values."""
 
 
 def walk(refs: Refs) -> Iterator[tuple[str, int, Ref]]:
@@ -93,14 +97,14 @@ def merged(base: Refs, deltas: list[Delta]) -> Refs:
     return result
 
 
-def check_deltas(deltas: list[Delta], attempt: int, world: int) -> None:
-    """Every rank of this attempt exactly once."""
+def check_deltas(deltas: list[Delta], launch: int, world: int) -> None:
+    """Every rank of this launch exactly once."""
     ranks = sorted(delta.rank for delta in deltas)
     if ranks != list(range(world)):
         raise UserError(f"deltas of ranks {ranks} given, expected one of each rank 0..{world - 1}.")
-    others = sorted({delta.attempt for delta in deltas} - {attempt})
+    others = sorted({delta.launch for delta in deltas} - {launch})
     if others:
-        raise UserError(f"a delta of attempt {others[0]} given to attempt {attempt}: all ranks must be of one launch.")
+        raise UserError(f"a delta of launch {others[0]} given to launch {launch}: all ranks must be of one launch.")
 
 
 def write_manifest(store: str, token: str, manifest: Manifest) -> str:
@@ -112,7 +116,7 @@ def write_manifest(store: str, token: str, manifest: Manifest) -> str:
 
 def read_manifest(store: str, token: str, sha256: str) -> Manifest:
     url = manifest_url(store, token)
-    advice = "Use another snapshot (`lacuna state snapshots`) or restore the file from a backup."
+    advice = "`lacuna state verify --repair` takes it from the checkpoint that belongs to it, as the next launch does."
     try:
         data = storage.read_bytes(url)
     except FileNotFoundError:
@@ -142,7 +146,7 @@ def read_histogram(store: str, name: str, ref: Ref) -> np.ndarray:
     try:
         data = storage.read_bytes(url)
     except FileNotFoundError:
-        raise UserError(f"{url}: the histogram of field {name!r} is missing. Use another snapshot.") from None
+        raise DamagedHistogram(f"{url}: the histogram of field {name!r} is missing") from None
     if google_crc32c.value(data) != ref.crc:
-        raise UserError(f"{url}: the histogram of field {name!r} is damaged. Use another snapshot.")
+        raise DamagedHistogram(f"{url}: the histogram of field {name!r} is damaged")
     return np.frombuffer(zlib.decompress(data), "<i8").reshape(-1, 256).astype(np.int64)

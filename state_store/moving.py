@@ -53,7 +53,7 @@ class BulkWriter:
     """Writes whole chunks of a store outside training and commits them as one snapshot."""
 
     def __init__(self, store: StateStore, base: Refs | None = None):
-        self.store, self.attempt, self._count = store, store.begin_attempt(), itertools.count()
+        self.store, self.launch, self._count = store, store.fence.begin(), itertools.count()
         self.refs: Refs = {name: dict(shards) for name, shards in (base or {}).items()}
         self._urls: list[str] = []
 
@@ -62,13 +62,13 @@ class BulkWriter:
         spec = self.store.schema.fields[field]
         padded = np.zeros((self.store.schema.max_rows, *spec.stored_shape), spec.stored_dtype)
         padded[: len(rows)] = rows
-        token = f"{self.attempt}-0-{next(self._count)}"
+        token = f"{self.launch}-0-{next(self._count)}"
         self.refs.setdefault(field, {})[shard] = chunks.write(self.store.url, spec, shard, token, padded)
         self._urls.append(chunks.chunk_url(self.store.url, field, shard, token))
 
     def commit(self, name: str, meta: dict | None = None) -> None:
         storage.sync(self._urls)
-        self.store.commit(name, self.refs, {}, self.attempt, meta)
+        self.store.commit(name, self.refs, {}, self.launch, meta)
 
 
 def move_rows(source: Callable[[], Iterable[Batch]], table: KeyTable, writer: BulkWriter, base: SnapshotReader,

@@ -1,18 +1,20 @@
 """A store's schema: shards, fields and seed, written as Zarr v3 metadata; opening with anything else is refused.
 
 Layout of a store (`<url>/`):
-    zarr.json                       Zarr group; its attributes hold the schema
+    zarr.json                       Zarr group; its attributes hold the schema, with a checksum
+    schema.json                     the same bytes once more
     <field>/zarr.json               Zarr array (shards, rows of the longest shard, *shape), one chunk a shard
     chunks/<field>/<shard>.<token>  chunk objects: written once, never changed; bytes as Zarr would write them
     manifests/<token>.json          one snapshot: which object is each chunk's version
-    log/<number>.json               attempts and snapshots in order; creating an entry is the commit
-    claims/<attempt>-<rank>.json    the shards that a rank of this launch is working on
+    log/<number>.json               launches and snapshots in order; creating an entry is the commit
+    claims/<launch>-<rank>.json    the shards that a rank of this launch is working on
 A chunk that no manifest lists was never written: its rows still have their initial values.
 The metadata are written as text rather than through zarr-python: a training process then need not import it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,9 +28,14 @@ from lacuna.basics.json_text import parse_json
 from lacuna.state_store import faults
 from lacuna.state_store.fields import Constant, Field
 
-VERSION = 1
+VERSION = 2
+GROUP, COPY = "zarr.json", "schema.json"
 ATTRIBUTE = "lacuna_state"
 _CHUNK_LIMIT = (1 << 31) - 64  # Blosc's largest buffer
+
+
+class DamagedSchema(UserError):
+    """The file is there, but is not what was written."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +86,7 @@ class Schema:
             "version": VERSION, "fingerprint": self.fingerprint, "seed": self.seed, "rows": self.rows.tolist(),
             "fields": [field.to_json() for field in self.fields.values()],
         }
+        body["sha256"] = _checksum(body)
         return json.dumps({"zarr_format": 3, "node_type": "group", "attributes": {ATTRIBUTE: body}}).encode()
 
     def array_json(self, field: Field) -> bytes:
@@ -114,18 +122,21 @@ class Schema:
             body = parse_json(data)["attributes"][ATTRIBUTE]
             version = int(body["version"])
         except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise UserError(f"{where}: not a Lacuna state store, or its metadata are truncated "
-                            f"({type(error).__name__}: {error}). Restore this file from a backup, or create a new "
-                            "store at another URL.") from None
+            raise DamagedSchema(f"{where}: not a Lacuna state store, or its metadata are truncated "
+                                f"({type(error).__name__}: {error}). Restore this file from a backup, or create a new "
+                                "store at another URL.") from None
         if version != VERSION:
-            raise UserError(f"{where}: schema version {version}, this program reads version {VERSION}. "
-                            "Run `lacuna state migrate` of the program that is newer.")
+            raise UserError(f"{where}: schema version {version}, this program reads version {VERSION}: another version "
+                            "of Lacuna wrote it. Go on with that one, or begin a new run (another name=…).")
+        if body.pop("sha256", None) != _checksum(body):
+            raise DamagedSchema(f"{where}: damaged schema (its checksum does not fit). Restore this file from a "
+                                "backup, or create a new store at another URL.")
         try:
             fields = [Field.from_json(item) for item in body["fields"]]
             return cls.of(body["rows"], str(body["fingerprint"]), fields, int(body["seed"]))
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise UserError(f"{where}: damaged schema ({type(error).__name__}: {error}). Restore this file from a "
-                            "backup, or create a new store at another URL.") from None
+            raise DamagedSchema(f"{where}: damaged schema ({type(error).__name__}: {error}). Restore this file from a "
+                                "backup, or create a new store at another URL.") from None
 
     def differences(self, other: Schema) -> list[str]:
         """What `other` (asked for) has that this one (in the store) has not, in words."""
@@ -150,23 +161,58 @@ class Schema:
 
 def write_schema(url: str, schema: Schema) -> None:
     """Create the store's metadata; the group is written last and only if absent, so a store is there whole or not."""
-    if storage.exists(storage.join(url, "zarr.json")):
+    if is_store(url):
         raise UserError(f"{url}: there is already a store. Open it, or choose another URL.")
     for field in schema.fields.values():
         storage.write_atomic(storage.join(url, field.name, "zarr.json"), schema.array_json(field))
         faults.point("create.array")
     faults.point("create.before_group")
-    if not storage.create_exclusive(storage.join(url, "zarr.json"), schema.group_json()):
+    if not storage.create_exclusive(storage.join(url, COPY), schema.group_json()):
         raise UserError(f"{url}: another process created a store here just now. Open it instead.")
+    storage.write_atomic(storage.join(url, GROUP), schema.group_json())
+
+
+def is_store(url: str) -> bool:
+    return any(storage.exists(storage.join(url, name)) for name in (GROUP, COPY))
 
 
 def read_schema(url: str) -> Schema:
-    where = storage.join(url, "zarr.json")
-    try:
-        return Schema.parse(storage.read_bytes(where), where)
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{url}: no state store here ({where} is missing). Check the URL; training with a stateful "
-                        "method creates it.") from None
+    """From the group's metadata, or from their copy if those are damaged or gone (`mend_schema` writes them anew)."""
+    problem: UserError | None = None
+    for name in (GROUP, COPY):
+        where = storage.join(url, name)
+        try:
+            return Schema.parse(storage.read_bytes(where), where)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except DamagedSchema as error:
+            problem = problem or error
+    raise problem or UserError(f"{url}: no state store here ({storage.join(url, GROUP)} is missing). Check the URL; "
+                               "training with a stateful method creates it.")
+
+
+def written_metadata(schema: Schema) -> dict[str, bytes]:
+    """Name → content of every file of metadata that does not change."""
+    return {GROUP: schema.group_json(), COPY: schema.group_json(),
+            **{f"{field.name}/zarr.json": schema.array_json(field) for field in schema.fields.values()}}
+
+
+def mend_schema(url: str, schema: Schema) -> list[str]:
+    """Write anew what is not as it was written; the names of those files."""
+    mended = []
+    for name, data in written_metadata(schema).items():
+        try:
+            same = storage.read_bytes(storage.join(url, name)) == data
+        except FileNotFoundError:
+            same = False
+        if not same:
+            storage.write_atomic(storage.join(url, name), data)
+            mended.append(name)
+    return mended
+
+
+def _checksum(body: dict) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def _codecs(field: Field) -> list[dict]:

@@ -1,6 +1,6 @@
 """A rank's session on a store: leases in RAM while an epoch runs, deltas for snapshots, and roll-back.
 
-The training thread calls; two I/O threads read ahead and write behind. One session a rank and attempt.
+The training thread calls; two I/O threads read ahead and write behind. One session a rank and launch.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from lacuna.basics.errors import UserError
 from lacuna.state_store import chunks, faults, histograms
 from lacuna.state_store.claims import Claim
 from lacuna.state_store.counting import Counting
-from lacuna.state_store.io_threads import Engine, Metrics
-from lacuna.state_store.log import Entry
+from lacuna.state_store.io_threads import IoThreads, Metrics
+from lacuna.state_store.log import Snapshot
 from lacuna.state_store.manifest import Delta, Manifest, Ref, Refs, check_deltas, merged, object_url, walk
 from lacuna.state_store.rows import Rows
 from lacuna.state_store.slots import Slots
@@ -27,19 +27,19 @@ _REMOTE_THREADS = 8  # a request to object storage mostly waits
 
 
 class Session:
-    """Open with `Session(store, attempt, rank, world, budget)`; `snapshot=None` starts from the initial values."""
+    """Open with `Session(store, launch, rank, world, budget)`; `snapshot=None` starts from the initial values."""
 
-    def __init__(self, store: StateStore, attempt: int, rank: int = 0, world: int = 1, budget: int = 1 << 30,
+    def __init__(self, store: StateStore, launch: int, rank: int = 0, world: int = 1, budget: int = 1 << 30,
                  snapshot: str | None = None, initials: Initials | None = None,
                  excluded: dict[str, histograms.Excluded] | None = None,
                  initial_counts: dict[str, np.ndarray] | None = None, threads: int | None = None):
         """`budget` bytes of RAM; `initials`: functions of the shard for fields with a Given rule; `excluded`: entries
         outside a field's histogram; `initial_counts`: histograms of the initial values where the caller knows them
-        (from label counts), else constants are counted in closed form and others by one pass."""
-        self.store, self.schema, self.attempt, self.rank, self.world = store, store.schema, attempt, rank, world
+        (from label counts), else constants are counted in closed form and others by one sweep."""
+        self.store, self.schema, self.launch, self.rank, self.world = store, store.schema, launch, rank, world
         self.initials, self.epoch = dict(initials or {}), 0
         self._counting = Counting(store, self.initials, dict(excluded or {}), dict(initial_counts or {}))
-        store.log.check_current(attempt)
+        store.fence.check(launch)
         self._count = itertools.count()
         self._base: Refs = {}  # versions that all ranks know
         self._written: Refs = {}  # versions of this rank since the last exchange
@@ -49,9 +49,9 @@ class Session:
         self._named: set[str] = set()  # rank 0: tokens of the last commit's deltas
         self._exchange_due = False
         self.slots = Slots.within(self.schema, budget)
-        self._claim = Claim(store.url, attempt, rank, world)
+        self._claim = Claim(store.url, launch, rank, world)
         threads = threads or (2 if storage.is_local(store.url) else _REMOTE_THREADS)
-        self._engine = Engine(list(self.schema.fields), self.slots.count, threads, self._load, self._store)
+        self._io = IoThreads(list(self.schema.fields), self.slots.count, threads, self._load, self._store)
         try:
             self._set_base(snapshot)
         except BaseException:
@@ -62,7 +62,7 @@ class Session:
 
     @property
     def metrics(self) -> Metrics:
-        return self._engine.metrics
+        return self._io.metrics
 
     def begin(self, order: Sequence[int], epoch: int) -> None:
         """Announce the shards that this rank will lease, in opening order; reading ahead starts now."""
@@ -74,14 +74,14 @@ class Session:
             raise UserError("an epoch ended without adopt(deltas): the other ranks' shards are not known here yet.")
         self.epoch = epoch
         self._claim.announce(frozenset(order))
-        self._engine.prefetch(order)
+        self._io.prefetch(order)
 
     def lease(self, shard: int) -> None:
         """Hold a shard's rows in RAM; blocks only while they are not read yet (see `metrics.stall_seconds`)."""
         self.schema.check_shard(shard)
         if shard not in self._claim.shards:
             self._claim.announce(self._claim.shards | {shard})
-        record = self._engine.lease(shard)
+        record = self._io.lease(shard)
         self.slots.slot_of[shard] = record.slot
 
     def release(self, shard: int) -> None:
@@ -89,7 +89,7 @@ class Session:
         slot = self._leased_slot(shard)
         dirty = self._take_dirty(slot)
         self.slots.slot_of[shard] = -1
-        self._engine.release(shard, dirty)
+        self._io.release(shard, dirty)
 
     def at(self, shards: np.ndarray, rows: np.ndarray) -> Rows:
         """The samples (shards[b], rows[b]) of a batch, all leased: gather/scatter stored values, read/write floats."""
@@ -106,8 +106,8 @@ class Session:
         leased = np.flatnonzero(self.slots.slot_of >= 0)
         if len(leased):
             raise UserError(f"shards {leased[:5].tolist()} are still leased: release them before the epoch ends.")
-        self._engine.forget()
-        self._engine.drain()
+        self._io.forget()
+        self._io.drain()
         self._exchange_due = self.world > 1
         self._claim.announce(frozenset())
 
@@ -117,25 +117,25 @@ class Session:
         """Write what is dirty (leases stay) and return this rank's delta. `durable=False`: for an exchange at the end
         of an epoch that is not committed."""
         leased = np.flatnonzero(self.slots.slot_of >= 0).tolist()
-        self._engine.spill({s: d for s in leased if (d := self._take_dirty(int(self.slots.slot_of[s])))})
+        self._io.spill({s: d for s in leased if (d := self._take_dirty(int(self.slots.slot_of[s])))})
         faults.point("prepare.spilled")
         if durable:
             storage.sync(sorted(self._unsynced))
             self._unsynced = set()
         faults.point("prepare.synced")
         self._handed |= {ref.token for _, _, ref in walk(self._written)}
-        return Delta(self.attempt, self.rank, self.world, durable,
+        return Delta(self.launch, self.rank, self.world, durable,
                      {name: dict(shards) for name, shards in self._written.items()},
                      {name: counts.copy() for name, counts in self._counting.changes.items()})
 
-    def commit(self, name: str, deltas: Sequence[Delta], meta: dict | None = None) -> Entry:
+    def commit(self, name: str, deltas: Sequence[Delta], meta: dict | None = None) -> Snapshot:
         """Rank 0: publish a snapshot from the deltas of all ranks. Afterwards every rank calls adopt(deltas)."""
         deltas = list(deltas)
-        check_deltas(deltas, self.attempt, self.world)
+        check_deltas(deltas, self.launch, self.world)
         if not all(delta.durable for delta in deltas):
             raise UserError("a delta of prepare(durable=False) cannot be committed: call prepare() on every rank.")
         refs = merged(self._base, deltas)
-        entry = self.store.commit(name, refs, self._counting.merged(deltas), self.attempt, meta)
+        entry = self.store.commit(name, refs, self._counting.merged(deltas), self.launch, meta)
         self._named = {ref.token for delta in deltas for _, _, ref in walk(delta.refs)}
         unused = self._unnamed - Manifest(refs).objects()
         storage.remove([object_url(self.store.url, *item) for item in sorted(unused)])
@@ -145,13 +145,13 @@ class Session:
     def adopt(self, deltas: Sequence[Delta]) -> None:
         """Every rank, after each exchange: learn the versions that the others wrote."""
         deltas = list(deltas)
-        check_deltas(deltas, self.attempt, self.world)
+        check_deltas(deltas, self.launch, self.world)
         self._base, self._counting.counts = merged(self._base, deltas), self._counting.merged(deltas)
         if self.rank == 0:
             self._unnamed |= {("chunks/" + name, f"{shard:06d}.{ref.token}") for delta in deltas
                               for name, shard, ref in walk(delta.refs) if ref.token not in self._named}
         own = next(delta for delta in deltas if delta.rank == self.rank)
-        with self._engine.changed:  # training may have gone on since prepare(): what is newer stays this rank's own
+        with self._io.changed:  # training may have gone on since prepare(): what is newer stays this rank's own
             for name, shard, ref in walk(own.refs):
                 if self._written.get(name, {}).get(shard) == ref:
                     del self._written[name][shard]
@@ -159,7 +159,7 @@ class Session:
                 self._counting.changes[name] = self._counting.changes[name] - counts
         self._handed, self._exchange_due = set(), False
 
-    def snapshot(self, name: str, meta: dict | None = None) -> Entry:
+    def snapshot(self, name: str, meta: dict | None = None) -> Snapshot:
         """prepare + commit + adopt, for a single process."""
         deltas = [self.prepare()]
         entry = self.commit(name, deltas, meta)
@@ -175,25 +175,25 @@ class Session:
 
     def collect(self, keep: Sequence[str]) -> None:
         """Rank 0: delete all snapshots but these, and what only they used."""
-        self._unnamed |= self.store.collect(keep, self.attempt, live=self._base)
+        self._unnamed |= self.store.collect(keep, self.launch, live=self._base)
 
     def delete_snapshot(self, name: str) -> None:
-        self._unnamed |= self.store.delete_snapshot(name, self.attempt, live=self._base)
+        self._unnamed |= self.store.delete_snapshot(name, self.launch, live=self._base)
 
     # ---- reading outside leases, histograms
 
     def read_shard(self, field: str, shard: int) -> np.ndarray:
-        """Stored rows of one shard as last written (not of a leased shard); for passes over all samples."""
+        """Stored rows of one shard as last written (not of a leased shard); for sweeps over all samples."""
         if self.slots.slot_of[shard] >= 0:
-            raise UserError(f"shard {shard} is leased: passes over all rows run between epochs, after finish().")
-        if shard in self._engine.records:  # its write-back may be under way
-            self._engine.drain()
+            raise UserError(f"shard {shard} is leased: sweeps over all rows run between epochs, after finish().")
+        if shard in self._io.records:  # its write-back may be under way
+            self._io.drain()
         return self.store.read(self._version(self.slots.known(field), shard), field, shard, self.initials)
 
     def histogram(self, field: str) -> tuple[np.ndarray, np.ndarray]:
         """(counts of the last exchange, this rank's changes since), int64 [columns, 256] each. The caller sums the
         changes over ranks; exact when no shard is leased."""
-        self._engine.drain()
+        self._io.drain()
         if field not in self._counting.counts:
             raise UserError(f"field {self.slots.known(field)!r} keeps no histogram: declare it with histogram=True.")
         return self._counting.counts[field].copy(), self._counting.changes[field].copy()
@@ -202,9 +202,9 @@ class Session:
 
     def close(self) -> None:
         """Stop the threads and drop what was not committed; safe to call twice and in an exception."""
-        if not self._engine.stopping:
-            self._engine.stop()
-            with contextlib.suppress(Exception):  # tidiness only: the next launch sweeps what is left
+        if not self._io.stopping:
+            self._io.stop()
+            with contextlib.suppress(Exception):  # tidiness only: the next launch removes what is left
                 self._discard_written()
                 self._claim.close()
 
@@ -258,16 +258,16 @@ class Session:
             chunks.read_into(self.store.url, spec, shard, ref, out)
         if spec.histogram:
             self.slots.before[field][slot] = out
-        with self._engine.changed:
+        with self._io.changed:
             self.metrics.chunks_read += ref is not None
             self.metrics.bytes_read += ref.size if ref is not None else 0
 
     def _store(self, field: str, shard: int, slot: int) -> None:
         spec, data = self.schema.fields[field], self.slots.slabs[field][slot]
-        token = f"{self.attempt}-{self.rank}-{next(self._count)}"
+        token = f"{self.launch}-{self.rank}-{next(self._count)}"
         moved = self._counting.moved(field, shard, self.slots.before[field][slot], data) if spec.histogram else None
         ref = chunks.write(self.store.url, spec, shard, token, data)
-        with self._engine.changed:
+        with self._io.changed:
             old = self._written.setdefault(field, {}).get(shard)
             self._written[field][shard] = ref
             self._unsynced.add(chunks.chunk_url(self.store.url, field, shard, token))

@@ -1,4 +1,4 @@
-"""The state store on disk or object storage: attempts, snapshots, commit, and collection of what is no longer used.
+"""The state store on disk or object storage: launches, snapshots, commit, and collection of what is no longer used.
 
 Nothing here is on the hot path; sessions (session.py) do the reading and writing of shards.
 """
@@ -15,10 +15,11 @@ import numpy as np
 
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
+from lacuna.basics.fence import DAMAGED, Entry, newest_launch
 from lacuna.state_store import faults
 from lacuna.state_store.chunks import Ref, read_into
 from lacuna.state_store.fields import Field
-from lacuna.state_store.log import Entry, Log
+from lacuna.state_store.log import SNAPSHOT, Snapshot, fence_of, snapshots_in
 from lacuna.state_store.manifest import (
     Manifest,
     Refs,
@@ -28,7 +29,7 @@ from lacuna.state_store.manifest import (
     write_histogram,
     write_manifest,
 )
-from lacuna.state_store.schema import Schema, read_schema, write_schema
+from lacuna.state_store.schema import Schema, is_store, read_schema, write_schema, written_metadata
 
 if TYPE_CHECKING:
     from lacuna.state_store.session import Session
@@ -43,16 +44,16 @@ Initials = dict[str, Callable[[int], np.ndarray]]  # field â†’ function(shard) â
 
 class StateStore:
     def __init__(self, url: str, schema: Schema):
-        self.url, self.schema, self.log = url.rstrip("/"), schema, Log(url)
+        self.url, self.schema, self.fence = url.rstrip("/"), schema, fence_of(url)
 
     # ---- snapshots
 
-    def snapshots(self) -> list[Entry]:
+    def snapshots(self) -> list[Snapshot]:
         """Committed snapshots, oldest first; of two with one name (a relaunch made it again) the newer counts."""
-        by_name = {entry.name: entry for entry in self.log.entries() if entry.kind == "snapshot"}
+        by_name = {entry.name: entry for entry in snapshots_in(self.fence.entries())}
         return sorted(by_name.values(), key=lambda entry: entry.number)
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> Snapshot:
         for entry in self.snapshots():
             if entry.name == name:
                 return entry
@@ -63,45 +64,42 @@ class StateStore:
         entry = self.entry(name)
         return read_manifest(self.url, entry.manifest, entry.sha256)
 
-    def commit(self, name: str, refs: Refs, histograms: dict[str, np.ndarray], attempt: int,
-               meta: dict | None = None) -> Entry:
+    def commit(self, name: str, refs: Refs, histograms: dict[str, np.ndarray], launch: int,
+               meta: dict | None = None) -> Snapshot:
         """Publish a snapshot: all its chunks are durable already; creating the log entry is the commit."""
         if not _NAME.match(name):
             raise UserError(f"snapshot name {name!r}: use letters, digits, '.', '_' and '-'.")
-        self._check_may_commit(self.log.entries(), name, attempt)
+        self._check_may_commit(self.fence.entries(), name, launch)
         faults.point("commit.before_manifest")
-        token = f"{attempt}-{uuid.uuid4().hex[:12]}"
+        token = f"{launch}-{uuid.uuid4().hex[:12]}"
         stored = {field: write_histogram(self.url, field, token, counts) for field, counts in histograms.items()}
         sha256 = write_manifest(self.url, token, Manifest(refs, stored))
         faults.point("commit.manifest")
 
-        def body(entries: list[Entry]) -> dict:
-            self._check_may_commit(entries, name, attempt)
-            return {"kind": "snapshot", "attempt": attempt, "name": name, "manifest": token, "sha256": sha256,
-                    "meta": meta or {}}
-
         try:
-            entry = self.log.append(body)
+            entry = self.fence.append(SNAPSHOT, lambda entries: self._check_may_commit(entries, name, launch), name,
+                                      manifest=token, sha256=sha256, meta=meta or {})
         except UserError:
             storage.remove([manifest_url(self.url, token), *_histogram_urls(self.url, stored)])
             raise
         faults.point("commit.entry")
-        return entry
+        return snapshots_in([entry])[0]
 
-    def _check_may_commit(self, entries: list[Entry], name: str, attempt: int) -> None:
-        self.log.check_current(attempt, entries)
-        if any(e.kind == "snapshot" and e.name == name and e.attempt == attempt for e in entries):
+    def _check_may_commit(self, entries: list[Entry], name: str, launch: int) -> int:
+        self.fence.check(launch, entries)
+        if any(e.kind == SNAPSHOT and e.name == name and e.launch == launch for e in entries):
             raise UserError(f"snapshot {name!r} exists: snapshots are immutable. Choose another name, or delete it.")
+        return launch
 
-    def collect(self, keep: Sequence[str], attempt: int, live: Refs | None = None) -> set[tuple[str, str]]:
+    def collect(self, keep: Sequence[str], launch: int, live: Refs | None = None) -> set[tuple[str, str]]:
         """Delete all snapshots but `keep`, and the objects that only they named; returns those spared for `live`.
 
         Only objects named by a deleted manifest are candidates: what other ranks are writing now is in no manifest, so
         it cannot be touched. `live` are the versions a running session works on; they stay.
         """
-        self.log.check_current(attempt)
+        self.fence.check(launch)
         kept = {self.entry(name).number for name in keep}
-        doomed = [e for e in self.log.entries() if e.kind == "snapshot" and e.number not in kept]
+        doomed = [e for e in snapshots_in(self.fence.entries()) if e.number not in kept]
         if not doomed:
             return set()
         needed: set[tuple[str, str]] = set()
@@ -109,42 +107,42 @@ class StateStore:
             needed |= self.manifest(name).objects()
         unused: set[tuple[str, str]] = set()
         for entry in doomed:
-            # A damaged manifest can be deleted too; the next attempt sweeps what it named.
+            # A damaged manifest can be deleted too; the next launch removes what it named.
             with contextlib.suppress(UserError):
                 unused |= read_manifest(self.url, entry.manifest, entry.sha256).objects()
         unused -= needed
         spared = unused & Manifest(live or {}).objects()
         unused -= spared
         # The entry goes first: a snapshot that can be named is always whole.
-        self.log.remove([entry.number for entry in doomed], attempt)
+        self.fence.remove([entry.number for entry in doomed], launch)
         faults.point("collect.entry_removed")
         self._remove(sorted(unused), "collect.some_removed")
         storage.remove([manifest_url(self.url, entry.manifest) for entry in doomed])
         faults.point("collect.removed")
         return spared
 
-    def delete_snapshot(self, name: str, attempt: int, live: Refs | None = None) -> set[tuple[str, str]]:
+    def delete_snapshot(self, name: str, launch: int, live: Refs | None = None) -> set[tuple[str, str]]:
         doomed = self.entry(name)
-        return self.collect([e.name for e in self.snapshots() if e.number != doomed.number], attempt, live)
+        return self.collect([e.name for e in self.snapshots() if e.number != doomed.number], launch, live)
 
-    # ---- attempts
+    # ---- launches
 
-    def begin_attempt(self) -> int:
-        """Take over the store for a new launch (rank 0; the others are told the number) and sweep what died with older
+    def begin_launch(self) -> int:
+        """Take over the store for a new launch (rank 0; the others are told the number) and remove what died with older
         ones. From here on an older launch that still runs can neither publish nor delete."""
-        faults.point("attempt.before_entry")
-        entry = self.log.append(lambda entries: {"kind": "attempt", "attempt": self.log.newest_attempt(entries) + 1})
-        faults.point("attempt.entry")
-        self.sweep()
-        return entry.attempt
+        faults.point("launch.before_entry")
+        launch = self.fence.begin()
+        faults.point("launch.entry")
+        self.remove_orphans()
+        return launch
 
-    def sweep(self) -> int:
-        """Delete objects that no snapshot names. Only at the start of an attempt, when no rank is writing."""
+    def remove_orphans(self) -> int:
+        """Delete objects that no snapshot names. Only at the start of a launch, when no rank is writing."""
         try:
             orphans = self.orphans()
         except UserError:
             return 0  # a damaged manifest hides which objects it needs: nothing is safe to delete until it is mended
-        self._remove(orphans, "sweep.some_removed")
+        self._remove(orphans, "orphans.some_removed")
         return len(orphans)
 
     def orphans(self) -> list[tuple[str, str]]:
@@ -152,8 +150,10 @@ class StateStore:
         for entry in self.snapshots():
             needed |= read_manifest(self.url, entry.manifest, entry.sha256).objects()
             needed.add(("manifests", entry.manifest + ".json"))
-        newest = self.log.newest_attempt()
+        newest = newest_launch(self.fence.entries())
         found: set[tuple[str, str]] = set()
+        if any(entry.kind == DAMAGED for entry in self.fence.entries()):
+            raise UserError(f"{self.fence.url}: a damaged entry hides which objects are needed.")
         for kind in [*(f"chunks/{field}" for field in self.schema.fields), "histograms", "manifests"]:
             found |= {(kind, name) for name in storage.list_names(storage.join(self.url, kind)) if _OURS.search(name)}
         found |= {("claims", name) for name in storage.list_names(storage.join(self.url, "claims"))
@@ -170,16 +170,16 @@ class StateStore:
             faults.point(fault)
             storage.remove([object_url(self.url, *item) for item in batch[half:]])
 
-    def session(self, attempt: int, rank: int = 0, world: int = 1, **options) -> Session:
+    def session(self, launch: int, rank: int = 0, world: int = 1, **options) -> Session:
         """A rank's session (session.py has the options: budget, snapshot, initials, excluded, threads)."""
         from lacuna.state_store.session import Session  # it builds on this module
 
-        return Session(self, attempt, rank, world, **options)
+        return Session(self, launch, rank, world, **options)
 
     # ---- reading committed state
 
     def reader(self, name: str, initials: Initials | None = None) -> SnapshotReader:
-        """Read-only view of a snapshot, for passes over all rows."""
+        """Read-only view of a snapshot, for sweeps over all rows."""
         return SnapshotReader(self, self.manifest(name).refs, initials)
 
     def read(self, ref: Ref | None, field: str, shard: int, initials: Initials | None = None) -> np.ndarray:
@@ -193,7 +193,7 @@ class StateStore:
 
 
 class SnapshotReader:
-    """What passes over all rows need (the session offers it too): the schema and a shard's stored rows."""
+    """What sweeps over all rows need (the session offers it too): the schema and a shard's stored rows."""
 
     def __init__(self, store: StateStore, refs: Refs, initials: Initials | None = None):
         self.store, self.schema, self.refs, self.initials = store, store.schema, refs, initials
@@ -210,6 +210,20 @@ def create(url: str, rows: Sequence[int] | np.ndarray, fingerprint: str, fields:
     schema = Schema.of(rows, fingerprint, fields, seed)
     write_schema(url, schema)
     return StateStore(url, schema)
+
+
+def prepare(url: str, rows: Sequence[int] | np.ndarray, fingerprint: str, fields: Sequence[Field], seed: int) -> None:
+    """At the start of a launch: create the store if there is none, and remove what died with older launches.
+
+    One in which nothing was ever committed is made anew if it does not fit: a launch with other settings left it.
+    """
+    if is_store(url):
+        store = StateStore(url, read_schema(url))
+        if store.snapshots() or not store.schema.differences(Schema.of(rows, fingerprint, fields, seed)):
+            store.remove_orphans()
+            return
+        storage.remove([storage.join(url, name) for name in written_metadata(store.schema)])
+    create(url, rows, fingerprint, fields, seed).remove_orphans()
 
 
 def open(url: str, rows: Sequence[int] | np.ndarray | None = None, fingerprint: str | None = None,

@@ -1,4 +1,4 @@
-"""Passes over all rows without holding them: shards are read by a few threads, a bounded number ahead."""
+"""Sweeps over all rows without holding them: shards are read by a few threads, a bounded number ahead."""
 
 from __future__ import annotations
 

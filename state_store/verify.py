@@ -10,9 +10,11 @@ import numpy as np
 
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
+from lacuna.basics.fence import DAMAGED
 from lacuna.state_store.chunks import DamagedChunk, Ref, chunk_url, read_into
 from lacuna.state_store.fields import Field
 from lacuna.state_store.manifest import read_histogram, walk
+from lacuna.state_store.schema import COPY, GROUP, written_metadata
 from lacuna.state_store.store import StateStore
 from lacuna.state_store.sweep import map_shards
 
@@ -44,12 +46,7 @@ def verify(store: StateStore, names: list[str] | None = None, threads: int = 4) 
     """Read and decode every chunk that the snapshots (all by default) name."""
     report = Report()
     needed: dict[tuple[str, int, Ref], list[str]] = {}
-    try:
-        entries = store.snapshots() if names is None else [store.entry(name) for name in names]
-    except UserError as error:
-        report.problems.append(Problem("metadata", store.log.url, (), str(error)))
-        return report
-    for entry in entries:
+    for entry in store.snapshots() if names is None else [store.entry(name) for name in names]:
         report.snapshots.append(entry.name)
         try:
             manifest = store.manifest(entry.name)
@@ -87,21 +84,26 @@ def _check(store: StateStore, name: str, shard: int, ref: Ref) -> DamagedChunk |
 
 
 def _check_metadata(store: StateStore, report: Report) -> None:
-    for spec in store.schema.fields.values():
-        url = storage.join(store.url, spec.name, "zarr.json")
+    for name, data in written_metadata(store.schema).items():
+        url = storage.join(store.url, name)
         try:
-            same = storage.read_bytes(url) == store.schema.array_json(spec)
+            same = storage.read_bytes(url) == data
         except FileNotFoundError:
             same = False
         if not same:
-            text = (f"{url} is missing or does not fit the schema. Lacuna does not need it, other Zarr readers do; "
-                    "`lacuna state migrate` to a new store writes it anew.")
+            text = f"{url} is missing or damaged. The next launch or `lacuna state verify --repair` writes it anew."
+            report.problems.append(Problem("metadata", url, (), text))
+    for entry in store.fence.entries():
+        if entry.kind == DAMAGED:
+            url = store.fence.entry_url(entry.number)
+            text = (f"{url} is damaged. The next launch or `lacuna state verify --repair` takes a snapshot's entry "
+                    "from the checkpoint that belongs to it.")
             report.problems.append(Problem("metadata", url, (), text))
 
 
 def _list_strangers(store: StateStore, report: Report) -> None:
     places = [*(f"chunks/{name}" for name in store.schema.fields), *(k for k in _OBJECT if k != "chunks")]
-    known = {"zarr.json", "chunks", *_OBJECT, *store.schema.fields}
+    known = {GROUP, COPY, "chunks", *_OBJECT, *store.schema.fields}
     report.foreign += [name for name in storage.list_names(store.url) if name not in known]
     report.foreign += [f"chunks/{name}" for name in storage.list_names(storage.join(store.url, "chunks"))
                        if name not in store.schema.fields]
@@ -126,7 +128,7 @@ class FieldStats:
 
 
 def stats(store: StateStore, name: str, values: bool = False) -> list[FieldStats]:
-    """Per field: how much is written and what it costs; with `values` a pass over all written chunks."""
+    """Per field: how much is written and what it costs; with `values` a sweep over all written chunks."""
     reader, found = store.reader(name), []
     for spec in store.schema.fields.values():
         refs = reader.refs.get(spec.name, {})

@@ -13,6 +13,7 @@ from lacuna.data_pipelines.index import ShardIndex, Sidecar
 from lacuna.data_pipelines.packing import Layout, pack
 from lacuna.data_pipelines.readers import digits
 from tests.helpers import s3_server
+from tests.helpers.small_disk import mounted
 
 
 @pytest.fixture(scope="session")
@@ -61,3 +62,10 @@ def s3(s3_process, monkeypatch):
     yield proxy
     S3FileSystem.clear_instance_cache()
     proxy.stop()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Eight megabytes that can be filled; skipped where none can be mounted."""
+    with mounted(tmp_path / "disk") as place:
+        yield place

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import errno
 import importlib
 import os
 import sys
@@ -12,10 +11,8 @@ from types import ModuleType
 
 import lacuna
 from lacuna.basics.errors import UserError
+from lacuna.basics.refusals import refusal
 
-# What a person can mend: a path that is wrong or may not be written, a full disk.
-_MENDABLE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC,
-             errno.EDQUOT, errno.ENAMETOOLONG)
 # command → (module in this folder, one line). A module has `configure(parser)` and `run(args) -> int | None`.
 COMMANDS = {
     "doctor": ("doctor", "examine this machine: what is ready for training, what is not, and what to do"),
@@ -67,11 +64,10 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno not in _MENDABLE:
+        refused = refusal(error)
+        if refused is None:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"lacuna {argv[0]}: {where}{(error.strerror or str(error)).lower()}. Check the paths and the disk, then "
-              "run it again.", file=sys.stderr)
+        print(f"lacuna {argv[0]}: {refused}. Then run it again.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

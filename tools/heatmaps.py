@@ -20,9 +20,10 @@ from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.decode import decode_image
 from lacuna.data_pipelines.source import ShardSource
-from lacuna.state_store.store import SnapshotReader, StateStore
+from lacuna.state_store.store import StateStore
+from lacuna.state_store.sweep import Reader
 from lacuna.state_store.topk import UNTRACKED
-from lacuna.tools.run_files import run_config, state_url
+from lacuna.tools.run_files import run_config, state_url, while_written
 from lacuna.trainer.config.sections import Config
 
 _CELL = 128  # pixels of one picture
@@ -40,7 +41,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    draw_heatmaps(run_config(args.run), args.run, args.out, args.shard, args.rows, args.classes, args.snapshot)
+    while_written(args.run, lambda: draw_heatmaps(run_config(args.run), args.run, args.out, args.shard, args.rows,
+                                                  args.classes, args.snapshot))
     print(json.dumps({"out": args.out, "shard": args.shard, "rows": args.rows}) if args.json else args.out)
 
 
@@ -68,7 +70,7 @@ def keeps_heatmaps(store: StateStore) -> bool:
     return "heat" in store.schema.fields or "heat_values" in store.schema.fields
 
 
-def maps_of(reader: SnapshotReader, shard: int, rows: list[int]) -> list[dict[int, np.ndarray]]:
+def maps_of(reader: Reader, shard: int, rows: list[int]) -> list[dict[int, np.ndarray]]:
     """For each row, class id → heatmap uint8 [W, W]; never-visited top-k samples have none."""
     if "heat" in reader.schema.fields:
         return [dict(enumerate(maps)) for maps in reader.read_shard("heat", shard)[rows]]

@@ -30,7 +30,7 @@ from lacuna.state_store.store import StateStore
 from lacuna.state_store.topk import UNTRACKED
 from lacuna.state_store.verify import FieldStats, stats
 from lacuna.tools.passes.parts import absolute
-from lacuna.tools.run_files import run_config, state_url
+from lacuna.tools.run_files import run_config, state_url, while_written
 from lacuna.tools.state import chosen_snapshot, require_same_index
 from lacuna.trainer.run_folder import CONFIG
 
@@ -64,13 +64,16 @@ class Opened:
 
 
 def run(args: argparse.Namespace) -> None:
+    facts = while_written(args.url, lambda: _look(args))
+    text = sample_text if args.sample else overview_text
+    print(json.dumps(facts, ensure_ascii=False) if args.json else text(facts))
+
+
+def _look(args: argparse.Namespace) -> dict[str, Any]:
     opened = open_state(args.url, args.index, args.snapshot)
     if args.sample:
-        facts = sample_facts(opened, *find_sample(opened, args.sample))
-        print(json.dumps(facts, ensure_ascii=False) if args.json else sample_text(facts))
-        return
-    facts = overview(opened, args.values, args.histograms)
-    print(json.dumps(facts, ensure_ascii=False) if args.json else overview_text(facts))
+        return sample_facts(opened, *find_sample(opened, args.sample))
+    return overview(opened, args.values, args.histograms)
 
 
 def open_state(url: str, index_url: str | None, snapshot: str | None) -> Opened:
@@ -106,7 +109,7 @@ def overview(opened: Opened, values: bool, classes: list[str]) -> dict[str, Any]
         "url": store.url, "snapshot": opened.snapshot, "shards": schema.shards, "rows": int(schema.rows.sum()),
         "rows_per_shard": [int(schema.rows.min()), int(schema.rows.max())], "seed": schema.seed,
         "fingerprint": schema.fingerprint,
-        "snapshots": [{"name": e.name, "created": e.created, "attempt": e.attempt, "meta": e.meta}
+        "snapshots": [{"name": e.name, "created": e.created, "launch": e.launch, "meta": e.meta}
                       for e in store.snapshots()],
         "fields": [_field_facts(item) for item in stats(store, opened.snapshot, values)],
         "histograms": {name: _histogram_facts(opened, name, read_histogram(store.url, name, ref), numbers)
@@ -148,7 +151,7 @@ def overview_text(facts: dict[str, Any]) -> str:
     for entry in facts["snapshots"]:
         made = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["created"]))
         mark = "→" if entry["name"] == facts["snapshot"] else " "
-        lines.append(f"{mark} {entry['name']:<28} {made}  attempt {entry['attempt']}  {json.dumps(entry['meta'])}")
+        lines.append(f"{mark} {entry['name']:<28} {made}  launch {entry['launch']}  {json.dumps(entry['meta'])}")
     lines += ["", f"{'field':<14} {'stored as':<24} {'starts from':<20} {'written':>13} {'MB':>9} {'on disk':>9} ratio"]
     for field in facts["fields"]:
         kind = f"{field['dtype']} {field['shape']} {field['compression']}"

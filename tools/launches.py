@@ -139,10 +139,13 @@ def read_lines(path: str) -> list[dict]:
 
 
 def read_trace(folder: str) -> dict[int, list[tuple[int, int]]]:
-    """step → samples (shard, row) of the global batch; after a resume, the last line of a step counts."""
-    steps: dict[int, dict[str, list]] = {}
+    """step → samples (shard, row) of the global batch; of a step's lines, those of the newest launch count."""
+    steps: dict[int, tuple[int, list]] = {}
     root = os.path.join(folder, "trace")
     for name in sorted(os.listdir(root)):
         for line in read_lines(os.path.join(root, name)):
-            steps.setdefault(line["step"], {})[name] = line["samples"]
-    return {step: [tuple(sample) for samples in ranks.values() for sample in samples] for step, ranks in steps.items()}
+            launch, samples = steps.get(line["step"], (0, []))
+            if line["launch"] >= launch:
+                kept = samples if line["launch"] == launch else []
+                steps[line["step"]] = (line["launch"], kept + [tuple(sample) for sample in line["samples"]])
+    return {step: samples for step, (_, samples) in steps.items()}

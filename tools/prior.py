@@ -26,7 +26,7 @@ from lacuna.tools.passes.datasets import training_set
 from lacuna.tools.passes.parts import fingerprint_of
 from lacuna.tools.passes.pool import PoolSettings, add_pool_arguments, open_pool, pool_settings
 from lacuna.tools.passes.scoring import Arrays, bad_of, on_this_device, pass_facts, shard_rows
-from lacuna.tools.passes.trained import Trained, open_trained
+from lacuna.tools.passes.trained import Trained, held
 from lacuna.tools.run_files import output_folder
 from lacuna.trainer.evaluate import judge_bad
 from lacuna.trainer.priors import write_prior
@@ -46,11 +46,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    trained = open_trained(args.model)
-    source = training_set(trained, args.shards, args.labels, args.subset)
-    truth = _full(source, args.full_labels)
-    out = args.out or storage.join(output_folder(trained.run), "prior")
-    found = estimate(trained, source, pool_settings(args))
+    settings = pool_settings(args)
+    with held(args.model, settings.folder) as trained:
+        source = training_set(trained, args.shards, args.labels, args.subset)
+        truth = _full(source, args.full_labels)
+        out = args.out or storage.join(output_folder(trained.run), "prior")
+        found = estimate(trained, source, settings)
     facts = write(out, trained, source, found, truth)
     if args.json:
         print(json.dumps({"csv": f"{out}.csv", "json": f"{out}.json", **facts}))

@@ -2,6 +2,9 @@
 
 Everything is read by URL: nothing has to be copied first. A run on a disk gets results into its own folder. One on
 object storage is only read: they go into a folder of the current one, unless a URL is asked for.
+
+A run may be read while it is written: its writer removes checkpoints that it no longer keeps, also under a reader. All
+readers look through `while_written`, which starts over at what is newest then.
 """
 
 from __future__ import annotations
@@ -9,14 +12,44 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable
+from typing import TypeVar
 
 import yaml
 
 from lacuna.basics import storage
-from lacuna.basics.errors import UserError
+from lacuna.basics.errors import AccessDenied, Unreachable, UserError
 from lacuna.tools.passes.parts import absolute
 from lacuna.trainer.config.sections import Config, parse_config
 from lacuna.trainer.run_folder import CONFIG
+
+T = TypeVar("T")
+_TRIES = 12
+
+
+def while_written(run: str, look: Callable[[], T]) -> T:
+    """What `look` finds out about a run or a state store; called anew when it fails and the writer has committed
+    meanwhile, since that removes files. `look` opens everything itself, and leaves nothing behind when it fails."""
+    for _ in range(_TRIES):
+        before = _commits(run)
+        try:
+            return look()
+        except (AccessDenied, Unreachable):
+            raise
+        except (UserError, FileNotFoundError) as error:
+            if _commits(run) == before:
+                raise
+            last = error
+    raise UserError(f"{run} is being written, and {_TRIES} times in a row what was looked at was replaced before it "
+                    f"had been read. Nothing is damaged: try again later, or let the run keep more checkpoints or "
+                    f"write fewer (train.keep, train.checkpoint_every). The last time: {last}")
+
+
+def _commits(run: str) -> set[str]:
+    """Names that change with every commit: checkpoints and the logs of the run and of its state."""
+    places = ("checkpoints", "checkpoints/log", "state/log", "log")
+    return {f"{place}/{name}" for place in places for name in storage.list_names(storage.join(run, place))
+            if not name.endswith(".partial")}
 
 
 def run_name(run: str) -> str:

@@ -1,12 +1,13 @@
 """
   lacuna state snapshots URL                          committed snapshots, oldest first
   lacuna state verify URL                             read and check every chunk; exit code 1 if anything is damaged
+  lacuna state verify runs/mine/state --repair        mend metadata from their copies first, as the next launch does
   lacuna state export URL --to OUT --format zarr      plain Zarr for any reader (or: references, parquet, npz)
   lacuna state import URL --from OUT --index DIR --name NEW      exported rows into a new snapshot, by sample key
   lacuna state reshard URL --index OLD --new-index NEW --to OUT --labels NAME    sharded anew: move state by key
   lacuna state migrate URL --to OUT --set ema.dtype=uint16 --drop phi    the same state with other fields
-`lacuna inspect` shows what is in a store. All take the newest snapshot unless --snapshot names one. `import` and
-`snapshots --delete` take over the store: a training run that is still going can no longer commit to it.
+`lacuna inspect` shows what is in a store. All take the newest snapshot unless --snapshot names one. `import`,
+`snapshots --delete` and `verify --repair` take over the store: a training run that is still going ends.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from lacuna import state_store
+from lacuna.basics import storage
 from lacuna.basics.errors import UserError
+from lacuna.basics.fence import Hold
 from lacuna.data_pipelines.index import ShardIndex
 from lacuna.data_pipelines.source import ShardSource
-from lacuna.state_store.export import FORMATS, export_references, export_rows, export_zarr, import_rows
+from lacuna.state_store.copies import FORMATS, import_rows, reference_copy, row_copies, zarr_copy
 from lacuna.state_store.fields import Field
 from lacuna.state_store.reshard import migrate, reshard
 from lacuna.state_store.store import StateStore
-from lacuna.state_store.verify import verify
+from lacuna.state_store.verify import Report, verify
+from lacuna.tools.run_files import while_written
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +45,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     listing = add("snapshots", "list committed snapshots", _snapshots)
     listing.add_argument("--delete", metavar="NAME", help="delete this one and what only it uses")
-    add("verify", "read and check every chunk of every snapshot", _verify)
+    check = add("verify", "read and check every chunk of every snapshot", _verify)
+    check.add_argument("--repair", action="store_true", help="first mend damaged or missing metadata from their copies")
+    check.add_argument("--run", help="run folder whose checkpoints hold copies (default: the one that the store is in)")
     out = add("export", "write a snapshot for other programs", _export)
     out.add_argument("--to", required=True, metavar="OUT", help="new folder or URL (references: a .json file)")
     out.add_argument("--format", choices=["zarr", "references", *FORMATS], default="zarr", help="default: zarr")
@@ -99,20 +105,23 @@ def _snapshots(args: argparse.Namespace) -> None:
     store = state_store.open(args.url)
     if args.delete:
         store.entry(args.delete)
-        store.delete_snapshot(args.delete, store.begin_attempt())
+        store.delete_snapshot(args.delete, store.fence.begin())
     entries = store.snapshots()
-    lines = [f"{e.name:<30} {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(e.created))}  attempt {e.attempt}  "
+    lines = [f"{e.name:<30} {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(e.created))}  launch {e.launch}  "
              f"{json.dumps(e.meta)}" for e in entries]
-    facts = [{"name": e.name, "created": e.created, "attempt": e.attempt, "meta": e.meta} for e in entries]
+    facts = [{"name": e.name, "created": e.created, "launch": e.launch, "meta": e.meta} for e in entries]
     _tell(args, {"snapshots": facts}, "\n".join(lines))
 
 
 def _verify(args: argparse.Namespace) -> int:
     store = state_store.open(args.url)
-    report = verify(store, [args.snapshot] if args.snapshot else None)
+    mended = _repaired(store, args.run or store.url.rpartition("/")[0] or ".") if args.repair else []
+    report = while_written(args.url, lambda: _sound(state_store.open(args.url), args.snapshot))
     if args.json:
-        print(json.dumps({"ok": not report.problems, **asdict(report)}))
+        print(json.dumps({"ok": not report.problems, "mended": mended, **asdict(report)}))
         return 1 if report.problems else 0
+    for line in mended:
+        print(f"mended: {line}")
     for problem in report.problems:
         print(f"{problem.kind.upper()}: {problem.text} Needed by: {', '.join(problem.snapshots) or 'all'}.")
     for kind, names in (("orphan (the next launch removes it)", report.orphans), ("foreign file", report.foreign)):
@@ -125,16 +134,40 @@ def _verify(args: argparse.Namespace) -> int:
     return 1 if report.problems else 0
 
 
+def _sound(store: StateStore, snapshot: str | None) -> Report:
+    """What is wrong only while the store is being written is looked at again."""
+    report = verify(store, [snapshot] if snapshot else None)
+    if any(problem.kind in ("missing", "metadata") for problem in report.problems):
+        names = {entry.name for entry in state_store.open(store.url).snapshots()}
+        if not {name for problem in report.problems for name in problem.snapshots} <= names:
+            raise UserError("a snapshot that was looked at is no longer kept.")
+    return report
+
+
+def _repaired(store: StateStore, run: str) -> list[str]:
+    """What the next launch would do before it resumes."""
+    from lacuna.trainer.checkpoints.commits import Commits
+    from lacuna.trainer.checkpoints.resuming import mend  # imports torch, which the other actions do not need
+
+    commits = Commits(storage.join(run, "checkpoints"), store.fence)
+    commits.hold = Hold(store.fence, store.fence.begin())
+    return mend(commits, store)
+
+
 def _export(args: argparse.Namespace) -> None:
+    while_written(args.url, lambda: _copied(args))
+
+
+def _copied(args: argparse.Namespace) -> None:
     store, name = _open(args)
     reader = store.reader(name)
     if args.format in FORMATS:
         if not args.index:
             raise UserError(f"--format {args.format} names rows by sample key: pass --index DATASET_FOLDER.")
-        count = export_rows(reader, _keys(ShardIndex.load(args.index), store), args.to, args.format, args.fields)
+        count = row_copies(reader, _keys(ShardIndex.load(args.index), store), args.to, args.format, args.fields)
         what = "rows"
     else:
-        count = (export_zarr if args.format == "zarr" else export_references)(reader, args.to)
+        count = (zarr_copy if args.format == "zarr" else reference_copy)(reader, args.to)
         what = "chunks" if args.format == "zarr" else "references"
     _tell(args, {"to": args.to, "snapshot": name, what: count}, f"{args.to}: {count} {what} of snapshot {name}")
 

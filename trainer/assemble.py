@@ -6,6 +6,7 @@ import logging
 
 import torch
 
+from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.basics.hashing import mix
 from lacuna.data_pipelines.labels import NEGATIVE
@@ -44,7 +45,8 @@ def build_run(config: Config, world: World, watchdog: Watchdog, stop: Stop | Non
     if bf16:
         log.info(bf16)
     fingerprints = {"config": config.fingerprint(), **_fingerprints(sources)}
-    checkpoints = Checkpoints(folder, world, config.train.keep, fingerprints)
+    state_url = (config.train.state_url or storage.join(config.folder, "state")) if method.fields() else None
+    checkpoints = Checkpoints(folder, world, config.train.keep, fingerprints, state_url)
     return Run(config, world, sources, model, method, run_log, checkpoints, watchdog, stop or Stop())
 
 

@@ -74,6 +74,7 @@ def train(config: Config, hung: Callable[[str], None] | None = None) -> Outcome:
 def _train(run: Run) -> Outcome:
     results = whole_run.train(run)
     if run.world.main and results is not None:
+        run.run_log.check()
         path = storage.join(run.config.folder, RESULTS)
         storage.write_atomic(path, json.dumps(results, indent=1).encode())
         log.info("done: results in %s", path)

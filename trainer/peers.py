@@ -1,4 +1,8 @@
-"""Names a rank of this machine that is killed by a signal: launchers print a bare code, or nothing at all."""
+"""Names a rank of this machine that is killed by a signal: launchers print a bare code, or nothing at all.
+
+Nor does a rank outlive its peers: the next collective fails, or, if it comes to none for long (it builds its model), it
+leaves by itself.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import os
 import select
 import sys
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lacuna.basics.deaths import describe_exit
@@ -15,23 +20,30 @@ if TYPE_CHECKING:
 
 _news = threading.Event()  # a death was looked at
 _watching = threading.Event()
+_GRACE_SECONDS = 4.0  # a rank that has come to its end, or fails in a collective, does so meanwhile
 
 
 class Peers(threading.Thread):
     """Made by all ranks together. Of several survivors on a machine, the first one speaks."""
 
-    def __init__(self, world: World):
+    def __init__(self, world: World, leave: Callable[[str], None]):
+        """`leave` is told when a peer has been gone for a while and this rank has not noticed."""
         super().__init__(name="peers", daemon=True)
         mine = (_machine(), os.getpid())
-        self.rank, self.ended = world.rank, set[int]()
+        self.rank, self.ended, self.leave = world.rank, set[int](), leave
         self.pids = {rank: pid for rank, (machine, pid) in enumerate(world.gather(mine))
                      if rank != world.rank and machine == mine[0]}
         self.handles: dict[int, int] = {}  # file descriptor of a process → its rank
         for rank, pid in self.pids.items():
             try:
                 self.handles[os.pidfd_open(pid)] = rank
-            except OSError:  # ended already, or a sandbox without this call
+            except ProcessLookupError:  # ended already
                 self.ended.add(rank)
+            except OSError:  # a sandbox without this call
+                continue
+        self.leaving: threading.Timer | None = None
+        if self.ended:
+            self._leave_soon(min(self.ended))
         self.wake, self.woken = os.pipe()
         if self.handles:
             _watching.set()
@@ -57,8 +69,21 @@ class Peers(threading.Thread):
             print(f"lacuna: rank {rank} (process {self.pids[rank]}) {describe_exit(code)}. Start again to resume.",
                   file=sys.stderr, flush=True)
         _news.set()
+        self._leave_soon(rank)
+
+    def _leave_soon(self, rank: int) -> None:
+        if self.leaving is None:
+            self.leaving = threading.Timer(_GRACE_SECONDS, self._leave, [rank])
+            self.leaving.daemon = True
+            self.leaving.start()
+
+    def _leave(self, rank: int) -> None:
+        self.leave(f"rank {rank} (process {self.pids[rank]}) is gone, so rank {self.rank} ends, too. Start again to "
+                   "resume.")
 
     def stop(self) -> None:
+        if self.leaving is not None:
+            self.leaving.cancel()
         os.close(self.woken)  # the other end becomes readable
         if self.ident is not None:
             self.join(timeout=5)

@@ -16,6 +16,7 @@ import argparse
 import traceback
 
 from lacuna.basics.errors import UserError
+from lacuna.basics.refusals import refusal
 from lacuna.trainer.config.files import load_config
 from lacuna.trainer.config.sections import Config
 
@@ -32,20 +33,32 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"lacuna: {error}", file=sys.stderr, flush=True)
         return 2
-    except Exception:
+    except Exception as error:
         # The launcher ends the peers as soon as this process is gone: say why first.
+        rank = os.environ.get("RANK", "0")
+        refused = refusal(error)
+        if refused:
+            print(f"lacuna: rank {rank}: {refused}. Then give the same command again: it goes on from the last whole "
+                  "checkpoint, or from the beginning if there is none yet.", file=sys.stderr, flush=True)
+            return 2
         from lacuna.trainer.peers import wait_for_news
+        from lacuna.trainer.world import HUNG_EXIT_CODE, PeersMissing, lost_peer
 
         wait_for_news(seconds=2)
-        print(f"rank {os.environ.get('RANK', '0')} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-        return 1
+        lost = lost_peer(error)
+        text = f" {lost}" if lost else f"\n{traceback.format_exc()}"
+        print(f"rank {rank} failed:{text}", file=sys.stderr, flush=True)
+        return HUNG_EXIT_CODE if isinstance(error, PeersMissing) else 1
 
 
 def run(config: Config) -> int:
     # Imports that cost seconds wait until the config is known to be good.
     from lacuna.trainer import launch, world
+    from lacuna.trainer.orphans import LauncherWatch
 
+    watch = LauncherWatch()
     launch.train(config, hung=world.end_process)
+    watch.stop()
     return 0
 
 

@@ -21,8 +21,8 @@ from lacuna.basics.errors import UserError
 if TYPE_CHECKING:
     from lacuna.trainer.world import World
 
-CONFIG, METRICS, BAD_SAMPLES, LOG = "config.yaml", "metrics.jsonl", "bad_samples.jsonl", "log.txt"
-_CHECKPOINTS = "checkpoints"  # uploaded by themselves (checkpoint_files.py)
+CONFIG, METRICS, BAD_SAMPLES, LOG, TRACE = "config.yaml", "metrics.jsonl", "bad_samples.jsonl", "log.txt", "trace"
+_CHECKPOINTS = "checkpoints"  # uploaded by themselves (checkpoints/files.py)
 
 
 class RunFolder:
@@ -46,7 +46,7 @@ class RunFolder:
 
     @property
     def trace_name(self) -> str:
-        return f"trace/rank-{self.world.rank}.jsonl"
+        return f"{TRACE}/rank-{self.world.rank}.jsonl"
 
     def push(self) -> None:
         """Upload what this rank wrote since the last time."""
@@ -81,7 +81,7 @@ class RunFolder:
         found = []
         for base, folders, names in os.walk(self.local):
             if base == self.local:
-                folders[:] = [name for name in folders if name not in (_CHECKPOINTS, "trace")]
+                folders[:] = [name for name in folders if name not in (_CHECKPOINTS, TRACE)]
             found += [os.path.relpath(os.path.join(base, name), self.local) for name in names]
         return found + ([self.trace_name] if os.path.exists(self.path(self.trace_name)) else [])
 

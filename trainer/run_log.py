@@ -1,4 +1,8 @@
-"""The run folder as people and programs read it: config, versions, log, metrics.jsonl, TensorBoard, progress."""
+"""The run folder as people and programs read it: config, versions, log, metrics.jsonl, TensorBoard, progress.
+
+Every line names the launch that wrote it. A launch asks the fence now and then before it writes one; what it still
+wrote after another launch had taken over is dropped by that one (TensorBoard itself drops it, by the purge step).
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,12 @@ import lacuna
 from lacuna.basics import storage
 from lacuna.basics.clock import clock
 from lacuna.basics.errors import UserError
+from lacuna.basics.fence import Hold
+from lacuna.basics.refusals import refusal
 from lacuna.trainer.config.files import load_config
 from lacuna.trainer.config.sections import Config
 from lacuna.trainer.metrics.measures import RankingResult, write_table
-from lacuna.trainer.run_folder import BAD_SAMPLES, CONFIG, LOG, METRICS, RunFolder
+from lacuna.trainer.run_folder import BAD_SAMPLES, CONFIG, LOG, METRICS, TRACE, RunFolder
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -35,7 +41,7 @@ log = logging.getLogger("lacuna")
 
 
 class RunLog:
-    """Writes on rank 0, does nothing elsewhere."""
+    """Writes on rank 0; elsewhere nothing but traces."""
 
     def __init__(self, config: Config, folder: RunFolder, main: bool):
         self.config, self.run_folder, self.folder, self.main = config, folder, folder.local, main
@@ -43,6 +49,9 @@ class RunLog:
         self.bar: tqdm | None = None
         self.meter = RateMeter()
         self.board: SummaryWriter | None = None
+        self.hold: Hold | None = None
+        self.resumed_at = 0
+        self._sizes: dict[str, int] = {}  # of a file if only this launch has written since it was tidied
         if main:
             _refuse_another_config(config, folder)
         _set_up_logging(self.folder, main)
@@ -55,15 +64,16 @@ class RunLog:
     def bad_samples_path(self) -> str:
         return os.path.join(self.folder, BAD_SAMPLES)
 
-    def rewind(self, total_steps: int) -> None:
+    def rewind(self, total_steps: int, hold: Hold) -> None:
         """Begin to write, at the checkpoint that training resumes from: what came after it will be written again."""
+        self.hold, self.resumed_at = hold, total_steps
+        self._rewind_traces()
         if not self.main:
             return
         resolved = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False)
         storage.write_atomic(os.path.join(self.folder, CONFIG), resolved.encode())
         storage.write_atomic(os.path.join(self.folder, "versions.json"), json.dumps(versions(), indent=1).encode())
-        _keep_lines(self.metrics_path, lambda line: line["step"] <= total_steps and line["kind"] != "result")
-        _keep_lines(self.bad_samples_path, lambda line: line["step"] < total_steps)
+        self._tidy()
         from torch.utils.tensorboard import SummaryWriter
 
         self.board = SummaryWriter(os.path.join(self.folder, "tensorboard"), purge_step=total_steps + 1)
@@ -75,31 +85,63 @@ class RunLog:
             body = json.dumps({"classes": names, "class_ids": ids}, ensure_ascii=False, indent=1)
             storage.write_atomic(os.path.join(self.folder, CLASS_LIST), body.encode())
 
+    def check(self) -> None:
+        """LostLaunch if another launch has taken over; before results, and before what cannot be dropped again."""
+        if self.hold is not None:
+            self.hold.check()
+
+    def _append(self, path: str, lines: list[dict]) -> None:
+        assert self.hold is not None, "rewind comes first"
+        self.hold.glance()
+        with open(path, "ab") as f:
+            start = f.tell()
+            f.write(b"".join(json.dumps({**line, "launch": self.hold.launch}).encode() + b"\n" for line in lines))
+            self._sizes[path] = self._sizes.get(path, 0) + f.tell() - start
+
+    def _tidy(self) -> None:
+        """Drop lines that other launches wrote beyond the checkpoint that this one went on from."""
+        launch, at = (self.hold.launch if self.hold else 0), self.resumed_at
+        for path, last in ((self.metrics_path, at), (self.bad_samples_path, at - 1)):
+            if not os.path.exists(path) or self._sizes.get(path) == os.path.getsize(path):
+                continue
+
+            def counts(line: dict, last: int = last) -> bool:
+                return line.get("launch", 0) >= launch or (line["step"] <= last and line.get("kind") != "result")
+
+            _keep_lines(path, counts)
+            self._sizes[path] = os.path.getsize(path)
+
     def write(self, kind: str, step: int, values: dict) -> None:
         """One JSON line, and the numbers to TensorBoard."""
         if not self.main:
             return
-        with open(self.metrics_path, "a", encoding="utf-8") as f:
-            f.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
+        self._append(self.metrics_path, [{"kind": kind, "step": step, **values}])
         for key, value in values.items():
             if self.board is not None and isinstance(value, int | float):
                 self.board.add_scalar(f"{kind}/{key}", value, step)
 
     def write_classes(self, name: str, result: RankingResult, names: list[str], ids: list[str]) -> None:
         if self.main:
+            self.check()
             write_table(os.path.join(self.folder, f"{name}_classes.csv"), result.table(names, ids))
 
     def write_bad_samples(self, lines: list[dict]) -> None:
         if self.main and lines:
-            with open(self.bad_samples_path, "a", encoding="utf-8") as f:
-                f.writelines(json.dumps(line) + "\n" for line in lines)
+            self._append(self.bad_samples_path, lines)
 
     def trace(self, step: int, shards: list[int], rows: list[int]) -> None:
-        """Every rank writes its own file; after a resume, the last line of a step counts."""
+        """Every rank writes its own file; of a step's lines, those of the newest launch count."""
         path = self.run_folder.path(self.run_folder.trace_name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "a", encoding="utf-8") as f:
-            f.write(json.dumps({"step": step, "samples": list(zip(shards, rows, strict=True))}) + "\n")
+        self._append(path, [{"step": step, "samples": list(zip(shards, rows, strict=True))}])
+
+    def _rewind_traces(self) -> None:
+        """Every rank its own file, rank 0 also those of ranks that are no more."""
+        root, own = self.run_folder.path(TRACE), os.path.basename(self.run_folder.trace_name)
+        ranks = {f"rank-{rank}.jsonl" for rank in range(self.run_folder.world.size)}
+        for name in storage.list_names(root):
+            if name == own or (self.main and name not in ranks):
+                _keep_lines(os.path.join(root, name), lambda line: line["step"] <= self.resumed_at)
 
     def begin_epoch(self, label: str, total: int, done: int) -> None:
         self.meter.restart(total - done)
@@ -132,6 +174,8 @@ class RunLog:
             self.board.close()
             self.board = None
         if whole:
+            if self.main and self.hold is not None:
+                self._tidy()
             self.run_folder.close()
         else:
             self.run_folder.let_go()
@@ -156,8 +200,16 @@ class RateMeter:
 
 
 def metric_lines(text: bytes) -> list[dict]:
-    """Every whole line of metrics.jsonl; a last one that a kill cut short is left out."""
-    return [json.loads(line) for line in text.split(b"\n")[:-1]]
+    """Every whole line of metrics.jsonl that counts; a last one that a kill cut short is left out.
+
+    A launch that was replaced may have written some more: of one kind and step, the newest launch's lines count.
+    """
+    lines = [json.loads(line) for line in text.split(b"\n")[:-1]]
+    newest: dict[tuple, int] = {}
+    for line in lines:
+        place = (line.get("kind"), line["step"])
+        newest[place] = max(newest.get(place, 0), line.get("launch", 0))
+    return [line for line in lines if line.get("launch", 0) == newest[line.get("kind"), line["step"]]]
 
 
 def _keep_lines(path: str, keep: Callable[[dict], bool]) -> None:
@@ -203,6 +255,16 @@ def _git_sha() -> str | None:
     return done.stdout.strip() or None
 
 
+class _LogFile(logging.FileHandler):
+    """On a full disk the log goes on without its file, and says so once."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exception()
+        log.removeHandler(self)
+        self.stream = None  # what is buffered cannot be written either
+        log.warning("the log is no longer written: %s", (error and refusal(error, self.baseFilename)) or error)
+
+
 def _set_up_logging(folder: str, main: bool) -> None:
     log.setLevel(logging.INFO if main else logging.WARNING)
     log.propagate = False
@@ -213,7 +275,7 @@ def _set_up_logging(folder: str, main: bool) -> None:
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
     if main:
         os.makedirs(folder, exist_ok=True)
-        handlers.append(logging.FileHandler(os.path.join(folder, LOG), encoding="utf-8"))
+        handlers.append(_LogFile(os.path.join(folder, LOG), encoding="utf-8"))
     for handler in handlers:
         handler.name = _HANDLER
         handler.setFormatter(form)

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from lacuna import state_store
-from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.labels import NEGATIVE
 from lacuna.data_pipelines.plan import EpochPlan
@@ -22,6 +21,8 @@ from lacuna.data_pipelines.source import ShardSource
 from lacuna.data_pipelines.stream import Batch
 from lacuna.state_store.chunks import DamagedChunk, chunk_url
 from lacuna.state_store.cutoffs import Cutoffs, exact_cutoffs
+from lacuna.state_store.log import fence_of
+from lacuna.state_store.mending import snapshot_copy
 from lacuna.state_store.sweep import map_shards
 from lacuna.trainer.methods.base import Method
 from lacuna.trainer.metrics.exchange import Peers
@@ -37,18 +38,20 @@ class SampleState:
     """One rank's view of the fields that the method declares; lives as long as the run."""
 
     def __init__(self, url: str, method: Method, source: ShardSource, world: World, budget: int, seed: int,
-                 snapshot: str | None):
+                 snapshot: str | None, launch: int | None = None):
+        """`launch`: this one's number in the store's log, if it has begun there already."""
         self.world, self.source = world, source
         fields = method.fields()
-        if world.main and not storage.exists(storage.join(url, "zarr.json")):
-            state_store.create(url, source.index.rows, self.fingerprint(source), fields, seed)
+        if launch is None:
+            launch = world.broadcast(fence_of(url).begin() if world.main else None)
+        if world.main:
+            state_store.prepare(url, source.index.rows, self.fingerprint(source), fields, seed)
         world.barrier()
         self.store = state_store.open(url, source.index.rows, self.fingerprint(source), fields, seed)
-        attempt = world.broadcast(self.store.begin_attempt() if world.main else None)
         initials = {field.name: (lambda shard, name=field.name: method.initial_rows(name, self._labels(shard), shard))
                     for field in fields if isinstance(field.initial, state_store.Given)}
         self.excluded = {field.name: self._outside for field in fields if field.histogram}
-        self.session = self.store.session(attempt, world.rank, world.size, budget=budget, snapshot=snapshot,
+        self.session = self.store.session(launch, world.rank, world.size, budget=budget, snapshot=snapshot,
                                           initials=initials, excluded=self.excluded,
                                           initial_counts=method.initial_counts())
         self.downloads = None if world.device.type == "cpu" else Downloads(world.device)
@@ -150,12 +153,14 @@ class SampleState:
 
     # ---- snapshots
 
-    def snapshot(self, name: str) -> None:
+    def snapshot(self, name: str) -> bytes | None:
+        """Commit a snapshot; on rank 0, the copy of it that the checkpoint keeps."""
         self.land()
         deltas = self.world.gather(self.session.prepare())
         if self.world.main:
             self.session.commit(name, deltas)
         self.session.adopt(deltas)
+        return snapshot_copy(self.store, name) if self.world.main else None
 
     def restore(self, name: str) -> None:
         self.session.restore(name)
@@ -218,7 +223,8 @@ class NoState:
     def longest(self) -> NoReturn:
         raise RuntimeError("the method declares no fields")
 
-    def snapshot(self, name: str) -> None: ...
+    def snapshot(self, name: str) -> None:
+        return None
 
     def restore(self, name: str) -> None: ...
 

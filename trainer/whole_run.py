@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import threading
 from dataclasses import dataclass, field
@@ -87,7 +86,7 @@ def _train(run: Run) -> dict | None:
     position = checkpoint.position if checkpoint else Position()
     if checkpoint:
         log.info("resuming from %s", checkpoint.url)
-    run.run_log.rewind(position.total_steps)
+    run.run_log.rewind(position.total_steps, run.checkpoints.hold)
     index = run.sources["train"].index
     run.run_log.write_class_list(index.classes, index.class_ids)
     run.watchdog.beat("checkpoints looked through", building=True)
@@ -123,12 +122,12 @@ def _take_best(run: Run, position: Position) -> None:
 
 def open_state(run: Run, checkpoint: Checkpoint | None) -> None:
     """The store of the method's fields, at the checkpoint's snapshot or at the initial values."""
-    if not run.method.fields():
+    url = run.checkpoints.state_url
+    if url is None:
         return
-    url = run.config.train.state_url or os.path.join(run.config.folder, "state")
     budget = int(run.config.train.state_budget_mb * 2**20)
     run.state = state = SampleState(url, run.method, run.sources["train"], run.world, budget, run.config.seed,
-                            checkpoint.name if checkpoint else None)
+                                    checkpoint.name if checkpoint else None, run.checkpoints.hold.launch)
     # Snapshots after the checkpoint belong to steps that will be taken again.
     names = [entry.name for entry in state.store.snapshots()]
     state.collect([name for name in names if checkpoint and name <= checkpoint.name])

@@ -24,6 +24,10 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") 
 HUNG_EXIT_CODE = 75  # "temporary failure": what a scheduler may simply start again
 
 
+class PeersMissing(RuntimeError):
+    """The ranks of this launch did not find each other, or lost each other; the text is one sentence."""
+
+
 class World:
     """Built once per process, after `start`; without a process group, a world of one."""
 
@@ -122,8 +126,10 @@ def start(timeout_seconds: float) -> World:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     wait = _group_timeout(timeout_seconds)
     accelerator = get_accelerator()
-    deepspeed.init_distributed(dist_backend=accelerator.communication_backend_name() if accelerator.is_available()
-                               and accelerator.device_name() != "cpu" else "gloo", timeout=wait, verbose=False)
+    backend = accelerator.communication_backend_name() if accelerator.is_available() and (
+        accelerator.device_name() != "cpu") else "gloo"
+    with _meeting(timeout_seconds):
+        deepspeed.init_distributed(dist_backend=backend, timeout=wait, verbose=False)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     on_cpu = accelerator.device_name() == "cpu"
     device = torch.device("cpu") if on_cpu else torch.device(accelerator.device_name(local_rank))
@@ -147,6 +153,43 @@ def joined(timeout_seconds: float) -> Iterator[World]:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def _meeting(timeout_seconds: float) -> Iterator[None]:
+    """Of all ranks at the first one's address: whoever waits in vain says so, in time and in one sentence."""
+    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    text = (f"rank {rank} did not meet all {size} ranks of this launch at {where} within {timeout_seconds:.0f} s "
+            "(train.timeout_seconds): another rank died before it came there, or cannot reach it. Start again.")
+
+    def give_up() -> None:
+        print(f"lacuna: {text}", file=sys.stderr, flush=True)
+        os._exit(HUNG_EXIT_CODE)
+
+    timer = threading.Timer(timeout_seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except dist.DistError as error:
+        raise PeersMissing(f"{text} ({str(error).splitlines()[0]})") from error
+    finally:
+        timer.cancel()
+
+
+_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
+         "Connection refused")
+
+
+def lost_peer(error: Exception) -> str | None:
+    """What a collective says when another rank is gone, in one sentence; None if the error is something else."""
+    if isinstance(error, PeersMissing):
+        return str(error)
+    if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and any(w in str(error) for w in _LOST)):
+        return (f"the connection to another rank is lost ({str(error).splitlines()[0]}): see what that one said. Start "
+                "again to resume.")
+    return None
 
 
 def _group_timeout(timeout_seconds: float) -> datetime.timedelta:
@@ -185,7 +228,7 @@ class Watchdog:
                         for name, work in (("watchdog-store", self._publish), ("watchdog", self._watch))]
         for thread in self.threads:
             thread.start()
-        self.neighbors = Peers(world)
+        self.neighbors = Peers(world, lambda why: None if self.stopped.is_set() else self.hung(why))
 
     @property
     def interval(self) -> float:

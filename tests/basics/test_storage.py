@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 
@@ -104,3 +106,35 @@ def test_plain_http(tmp_path):
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_a_call_that_waits_is_told_while_it_waits(monkeypatch):
+    """A frozen server answers nothing, and a client tries again by itself: both are seen from outside the call."""
+    monkeypatch.setattr(retries, "_last_said", [-retries._QUIET_SECONDS])
+    said, words = threading.Event(), list[str]()
+    monkeypatch.setattr(retries.log, "warning", lambda form, text: (words.append(form % text), said.set()))
+    assert retries.retrying(lambda: said.wait(60), "s3://bucket/x", patience=0.1), "nothing was said while it waited"
+    assert "s3://bucket/x: not done after" in words[-1]
+    assert "the storage is slow or does not answer; still waiting" in words[-1]
+
+
+def test_an_object_replaced_between_two_questions_is_no_fault(monkeypatch):
+    """Its size was asked after its bytes: they are read again, without a word and without waiting."""
+    class Replaced:
+        answers: ClassVar = [(b"long before", 5), (b"after", 5)]
+
+        def cat_file(self, path):
+            return self.answers[0][0]
+
+        def size(self, path):
+            return self.answers.pop(0)[1]
+
+    monkeypatch.setattr(storage, "_file_system", lambda url: (Replaced(), "x"))
+    monkeypatch.setattr(retries, "_say", lambda *_: pytest.fail("a fault was reported"))
+    assert storage.read_bytes("s3://bucket/x") == b"after"
+
+
+def test_futures_that_the_client_gave_up_are_not_reported(caplog):
+    logging.getLogger("asyncio").error("Task exception was never retrieved\nfuture: <Task finished>")
+    logging.getLogger("asyncio").error("another word")
+    assert [record.getMessage() for record in caplog.records] == ["another word"]

@@ -86,8 +86,8 @@ def losses(folder: Path) -> list[float]:
 
 
 def timeless(lines: list[dict]) -> list[dict]:
-    """Metrics without what depends on the clock."""
-    clocked = ("samples_per_second", "data_wait_seconds")
+    """Metrics without what depends on the clock, or on how often a run was launched."""
+    clocked = ("samples_per_second", "data_wait_seconds", "launch")
     return [{k: v for k, v in line.items() if k not in clocked and not k.startswith("state_")} for line in lines]
 
 

@@ -46,7 +46,7 @@ class Rows:
                                                                                             UNKNOWN, np.int8), 0))
                  for f in self.fields if isinstance(f.initial, Given)}
         store = MemoryStore([count], "x", self.fields)
-        self.session = store.session(store.begin_attempt(), initials=first)
+        self.session = store.session(store.begin_launch(), initials=first)
         self.session.begin([0], 0)
         self.session.lease(0)
         self.state = StateRows(self.session.at(np.zeros(len(labels), np.int64), np.arange(len(labels))),

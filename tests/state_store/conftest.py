@@ -14,7 +14,7 @@ def filled(tmp_path):
     """A store with snapshot "end" in which shards 0..3 are written, and the dict model of it."""
     rng, state = np.random.default_rng(0), initial_state(SEED)
     store = state_store.create(str(tmp_path / "state"), ROWS, "index", FIELDS, SEED)
-    with store.session(store.begin_attempt(), budget=10**6, initials=INITIALS) as session:
+    with store.session(store.begin_launch(), budget=10**6, initials=INITIALS) as session:
         for shard in range(4):
             session.lease(shard)
             for field in FIELDS:

@@ -25,10 +25,10 @@ class TestDisk(Conformance):
 
     def test_a_small_budget_is_explained(self, store):
         """Fewer slots than open shards is an error that names the remedy, not a hang."""
-        attempt = store.begin_attempt()
+        launch = store.begin_launch()
         with pytest.raises(UserError, match=r"holds no shard.*needs"):
-            store.session(attempt, budget=100)
-        with store.session(attempt, budget=self.budget, initials=INITIALS) as session:
+            store.session(launch, budget=100)
+        with store.session(launch, budget=self.budget, initials=INITIALS) as session:
             slots = session.slots.count
             assert 2 <= slots < len(ROWS)
             for shard in range(slots):

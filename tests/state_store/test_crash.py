@@ -16,14 +16,14 @@ from tests.helpers.state.crashes import finish_cleanly, kill_at, last_committed,
 def test_kill_at_every_named_point(point, tmp_path):
     """Killed at the first and a later arrival at the point, in turn, then resumed to the end."""
     url = str(tmp_path / "state")
-    counts = (1, 2) if point.startswith(("create", "attempt", "sweep")) else (1, 7) if "chunk" in point else (1, 3)
+    counts = (1, 2) if point.startswith(("create", "launch", "orphans")) else (1, 7) if "chunk" in point else (1, 3)
     killed = 0
     for count in counts:
-        if point.startswith("sweep"):  # something to sweep: a launch that died while writing
+        if point.startswith("orphans"):  # something to remove: a launch that died while writing
             kill_at(url, "chunk.written:9")
             count = 1
         killed += kill_at(url, f"{point}:{count}")
-    expected = {"create.before_group": 1, "attempt.before_entry": 1, "attempt.entry": 1}.get(point, 2)
+    expected = {"create.before_group": 1, "launch.before_entry": 1, "launch.entry": 1}.get(point, 2)
     assert killed == expected, f"{point} killed {killed} of {len(counts)} launches"
     finish_cleanly(url, last_committed(url))
 
@@ -58,7 +58,7 @@ def test_two_hundred_kills(tmp_path):
     for point in POINTS:
         if point.startswith("chunk"):
             faults += [f"{point}:{count}" for count in rng.sample(range(1, 60), 12)]
-        elif point.startswith(("attempt", "sweep")):
+        elif point.startswith(("launch", "orphans")):
             faults += [f"{point}:1"] * 4
         elif not point.startswith("create"):
             faults += [f"{point}:{count}" for count in (1, 2, 3, 4)] * 2

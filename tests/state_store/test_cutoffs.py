@@ -69,7 +69,7 @@ def make(tmp_path):
         field = state_store.Field("ema", (L,), str(shards[0].dtype), range=(0, 1), histogram=True)
         store = (MemoryStore(ROWS, "i", [field], 2) if memory
                  else state_store.create(str(tmp_path / "s"), ROWS, "i", [field], 2))
-        session = store.session(store.begin_attempt(), budget=10**6, excluded={"ema": outside} if outside else None)
+        session = store.session(store.begin_launch(), budget=10**6, excluded={"ema": outside} if outside else None)
         opened.append(session)
         fill(session, {"ema": shards})
         return session

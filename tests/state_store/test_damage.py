@@ -14,8 +14,10 @@ import pytest
 
 from lacuna import state_store
 from lacuna.basics.errors import UserError
+from lacuna.basics.fence import newest_launch
 from lacuna.state_store import Field
 from lacuna.state_store.chunks import DamagedChunk
+from lacuna.state_store.mending import drop_damaged, mend_metadata, mend_snapshot, snapshot_copy
 from lacuna.state_store.verify import stats, verify
 from tests.helpers.state.crash_worker import SEED, changes
 from tests.helpers.state.crashes import ROOT, WORKER, finish_cleanly, last_committed, launch
@@ -26,7 +28,7 @@ from tests.helpers.state.samples import FIELDS, INITIALS, ROWS
 def store(tmp_path):
     """A store with two snapshots of the crash worker's steps."""
     store = state_store.create(str(tmp_path / "state"), ROWS, "index", FIELDS, SEED)
-    with store.session(store.begin_attempt(), budget=10**6, initials=INITIALS) as session:
+    with store.session(store.begin_launch(), budget=10**6, initials=INITIALS) as session:
         for step in range(2):
             for shard, field, rows, stored in changes(step):
                 if session.slots.slot_of[shard] < 0:
@@ -70,12 +72,12 @@ def test_damaged_chunks_are_named(store, harm, kind, field):
     harm(path)
     problems = verify(store).problems
     assert [(p.kind, Path(p.object).name, p.snapshots) for p in problems] == [(kind, path.name, ("s1",))]
-    with store.session(store.begin_attempt(), budget=10**6, initials=INITIALS, snapshot="s1") as session:
+    with store.session(store.begin_launch(), budget=10**6, initials=INITIALS, snapshot="s1") as session:
         with pytest.raises(DamagedChunk, match=rf"'{field}', shard 1.*{path.name}.*{kind}.*verify"):
             session.lease(1)
         with pytest.raises(UserError):  # the session does not go on with a hole
             session.lease(0)
-    with store.session(store.begin_attempt(), budget=10**6, initials=INITIALS, snapshot="s0") as session:
+    with store.session(store.begin_launch(), budget=10**6, initials=INITIALS, snapshot="s0") as session:
         session.lease(1)
 
 
@@ -98,26 +100,80 @@ def test_damaged_metadata(store):
     manifest = Path(store.url, "manifests", entry.manifest + ".json")
     manifest.write_bytes(manifest.read_bytes()[:-10])
     fresh = state_store.open(store.url)
-    with pytest.raises(UserError, match=r"manifest is damaged.*snapshots"):
+    with pytest.raises(UserError, match=r"manifest is damaged.*verify --repair"):
         fresh.manifest("s1")
     assert [(p.kind, p.snapshots) for p in verify(fresh).problems] == [("metadata", ("s1",))]
-    attempt = fresh.begin_attempt()  # a launch is still possible, and sweeps nothing that the manifest may need
-    fresh.delete_snapshot("s1", attempt)
-    with fresh.session(attempt, budget=10**6, initials=INITIALS, snapshot="s0") as session:
+    launch = fresh.begin_launch()  # a launch is still possible, and removes nothing that the manifest may need
+    fresh.delete_snapshot("s1", launch)
+    with fresh.session(launch, budget=10**6, initials=INITIALS, snapshot="s0") as session:
         session.lease(1)
-    fresh.begin_attempt()
+    fresh.begin_launch()
     assert verify(fresh).problems == []
     assert fresh.orphans() == []
     log = Path(store.url, "log", "00000001.json")
     text = log.read_bytes()
     log.write_bytes(text[: len(text) // 2])
-    with pytest.raises(UserError, match=r"00000001.json: damaged log entry"):
-        state_store.open(store.url).snapshots()
-    assert [p.kind for p in verify(state_store.open(store.url)).problems] == ["metadata"]
-    group = Path(store.url, "zarr.json")
+    damaged = state_store.open(store.url)
+    assert [entry.name for entry in damaged.snapshots()] == ["s0"]  # it was a launch's, long ago
+    assert [(p.kind, Path(p.object).name) for p in verify(damaged).problems] == [("metadata", "00000001.json")]
+    assert damaged.begin_launch() > launch + 1
+    group, copy = Path(store.url, "zarr.json"), Path(store.url, "schema.json")
     group.write_bytes(group.read_bytes()[:50])
+    assert not state_store.open(store.url).schema.differences(store.schema)
+    copy.write_bytes(copy.read_bytes().replace(b'"seed": 11', b'"seed": 12'))
     with pytest.raises(UserError, match=r"zarr.json: not a Lacuna state store, or its metadata are truncated"):
         state_store.open(store.url)
+    group.unlink()
+    with pytest.raises(UserError, match=r"schema.json: damaged schema \(its checksum does not fit\)"):
+        state_store.open(store.url)
+
+
+def test_a_copy_mends_a_snapshot(store):
+    """Entry or manifest or both gone: a snapshot's copy brings back what reads the same; another's says what it is."""
+    copy, before = snapshot_copy(store, "s1"), store.reader("s1", INITIALS).read_shard("phi", 1)
+    for harm in ("entry", "manifest", "both"):
+        entry = state_store.open(store.url).entry("s1")
+        if harm != "manifest":
+            Path(store.url, "log", f"{entry.number:08d}.json").write_text("{}")
+        if harm != "entry":
+            Path(store.url, "manifests", entry.manifest + ".json").unlink()
+        damaged = state_store.open(store.url)
+        mended = mend_snapshot(damaged, copy, damaged.fence.begin())
+        assert len(mended) == 2 if harm == "both" else harm in mended[0]
+        assert mend_snapshot(damaged, copy, newest_launch(damaged.fence.entries())) == []
+        drop_damaged(damaged, newest_launch(damaged.fence.entries()))
+        assert verify(damaged).problems == []
+        np.testing.assert_array_equal(damaged.reader("s1", INITIALS).read_shard("phi", 1), before)
+    with pytest.raises(UserError, match="does not fit its checksum"):
+        mend_snapshot(damaged, copy.replace(b"1-0-", b"2-0-"), newest_launch(damaged.fence.entries()))
+
+
+def test_what_no_copy_brings_back_is_dropped(store):
+    """A snapshot without manifest and copy goes, the others stay, and the store is tidy again."""
+    entry = store.entry("s1")
+    Path(store.url, "manifests", entry.manifest + ".json").unlink()
+    Path(store.url, "phi", "zarr.json").unlink()
+    damaged = state_store.open(store.url)
+    launch = damaged.fence.begin()
+    assert mend_metadata(damaged) == ["phi/zarr.json"]
+    assert ["snapshot s1" in line for line in drop_damaged(damaged, launch)] == [True]
+    assert [entry.name for entry in damaged.snapshots()] == ["s0"]
+    damaged.remove_orphans()
+    report = verify(damaged)
+    assert (report.problems, report.orphans) == ([], [])
+
+
+def test_a_damaged_histogram_is_counted_anew(store):
+    """Gone or torn counts are taken from the values; the session starts with the same ones."""
+    with store.session(store.begin_launch(), budget=10**6, initials=INITIALS, snapshot="s1") as session:
+        fields = [field.name for field in FIELDS if field.histogram]
+        expected = [session.histogram(name)[0] for name in fields]
+    assert fields
+    for path in Path(store.url, "histograms").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    with store.session(store.begin_launch(), budget=10**6, initials=INITIALS, snapshot="s1") as session:
+        for name, counts in zip(fields, expected, strict=True):
+            np.testing.assert_array_equal(session.histogram(name)[0], counts)
 
 
 def test_missing_store_and_second_create(store, tmp_path):
@@ -126,14 +182,14 @@ def test_missing_store_and_second_create(store, tmp_path):
         state_store.open(str(tmp_path / "nowhere"))
     with pytest.raises(UserError, match="already a store"):
         state_store.create(store.url, ROWS, "index", FIELDS, SEED)
-    text = Path(store.url, "zarr.json").read_text().replace('"version": 1', '"version": 7')
+    text = Path(store.url, "zarr.json").read_text().replace('"version": 2', '"version": 7')
     Path(store.url, "zarr.json").write_text(text)
-    with pytest.raises(UserError, match=r"version 7, this program reads version 1"):
+    with pytest.raises(UserError, match=r"version 7, this program reads version 2"):
         state_store.open(store.url)
 
 
 def test_foreign_files_are_left_alone(store):
-    """Files that are not ours are named by verify and survive sweeping; a crash's leftovers do not."""
+    """Files that are not ours are named by verify and survive tidying; a crash's leftovers do not."""
     strangers = ["notes.txt", "chunks/phi/readme", "chunks/other", "log/old.json", "manifests/x"]
     for name in strangers:
         Path(store.url, name).write_text("mine")
@@ -142,7 +198,7 @@ def test_foreign_files_are_left_alone(store):
     report = verify(store)
     assert sorted(report.foreign) == sorted(strangers)
     assert sorted(report.orphans) == ["chunks/phi/000003.1-0-98.0123abcd.partial", "chunks/phi/000003.1-0-999"]
-    store.begin_attempt()
+    store.begin_launch()
     assert verify(store).orphans == []
     assert all(Path(store.url, name).exists() for name in strangers)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from lacuna import state_store
 from lacuna.basics.errors import UserError
 from lacuna.state_store import Field
 from lacuna.state_store.manifest import Manifest
-from lacuna.state_store.schema import Schema
+from lacuna.state_store.schema import ATTRIBUTE, Schema
 from lacuna.state_store.verify import verify
 from tests.helpers.fuzzing import LONG, SHORT, damaged_bytes, damaged_json, fuzz, fuzz_all
 
@@ -22,7 +24,7 @@ FIELD = Field("score", (4,), "uint8", range=(0, 1), histogram=True)
 @pytest.fixture
 def store(tmp_path):
     made = state_store.create(str(tmp_path / "store"), [5, 3], "index", [FIELD])
-    with made.session(made.begin_attempt(), budget=1 << 20) as session:
+    with made.session(made.begin_launch(), budget=1 << 20) as session:
         session.begin([0, 1], 0)
         for shard, rows in ((0, 5), (1, 3)):
             session.lease(shard)
@@ -31,6 +33,21 @@ def store(tmp_path):
         session.finish()
         session.snapshot("one")
     return made
+
+
+def signed(data: bytes) -> bytes:
+    """The same metadata with checksums that fit: damage has none, but a stranger can make them."""
+    try:
+        body = json.loads(data)
+        if "entry" in body:
+            return json.dumps({"entry": body["entry"], "sha256": hashlib.sha256(body["entry"].encode()).hexdigest()}
+                              ).encode()
+        schema = body["attributes"][ATTRIBUTE]
+        del schema["sha256"]
+        schema["sha256"] = hashlib.sha256(json.dumps(schema, sort_keys=True).encode()).hexdigest()
+        return json.dumps(body).encode()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return data
 
 
 def targets(store) -> dict:
@@ -42,7 +59,7 @@ def targets(store) -> dict:
         good = path.read_bytes()
 
         def attempt(data: bytes) -> None:
-            path.write_bytes(data)
+            path.write_bytes(signed(data))
             try:
                 again = state_store.open(store.url)
                 verify(again)
@@ -56,7 +73,8 @@ def targets(store) -> dict:
 
     return {
         "schema": (damaged_json((root / "zarr.json").read_bytes()), with_file(root / "zarr.json")),
-        "schema alone": (damaged_json((root / "zarr.json").read_bytes()), lambda data: Schema.parse(data, "x")),
+        "unsigned schema": (damaged_json((root / "zarr.json").read_bytes()), lambda data: Schema.parse(data, "x")),
+        "schema alone": (damaged_json((root / "zarr.json").read_bytes()), lambda data: Schema.parse(signed(data), "x")),
         "log": (damaged_json(log.read_bytes()), with_file(log)),
         "manifest": (damaged_json(manifest.read_bytes()), lambda data: Manifest.from_bytes(data, "x").objects()),
         "chunk": (damaged_bytes(chunk.read_bytes()), with_file(chunk)),
@@ -64,7 +82,7 @@ def targets(store) -> dict:
     }
 
 
-NAMES = ["schema", "schema alone", "log", "manifest", "chunk", "histogram"]
+NAMES = ["schema", "unsigned schema", "schema alone", "log", "manifest", "chunk", "histogram"]
 
 
 def test_damaged_metadata(store):
@@ -74,11 +92,12 @@ def test_damaged_metadata(store):
 @pytest.mark.parametrize(("name", "before", "after", "message"), [
     ("schema", b'"name": "score"', b'"name": "core"', "no field 'score'; it has core"),
     ("schema alone", b'"range": [0.0, 1.0]', b'"range": [1.0]', "not enough values to unpack"),
-    ("log", b'"manifest": "', b'"manifest": "\\u0000', "names no manifest"),
-    ("log", b'"manifest": "', b'"manifest": "../', "names no manifest")])
+    ("unsigned schema", b'"score"', b'"scare"', "its checksum does not fit"),
+    ("log", b'manifest\\": \\"', b'manifest\\": \\"\\\\u0000', "no snapshot 'one'"),
+    ("log", b'manifest\\": \\"', b'manifest\\": \\"../', "no snapshot 'one'")])
 def test_damage_that_was_found_once(store, name, before, after, message):
     root = Path(store.url)
-    good = (root / "zarr.json" if name.startswith("schema") else max((root / "log").iterdir())).read_bytes()
+    good = (root / "zarr.json" if "schema" in name else max((root / "log").iterdir())).read_bytes()
     assert before in good
     with pytest.raises(UserError, match=message):
         targets(store)[name][1](good.replace(before, after))
@@ -86,7 +105,7 @@ def test_damage_that_was_found_once(store, name, before, after, message):
 
 def test_a_snapshot_of_fields_that_the_schema_lacks_is_a_problem(store):
     path = Path(store.url, "zarr.json")
-    path.write_bytes(path.read_bytes().replace(b'"name": "score"', b'"name": "core"'))
+    path.write_bytes(signed(path.read_bytes().replace(b'"name": "score"', b'"name": "core"')))
     found = [problem.text for problem in verify(state_store.open(store.url)).problems]
     assert "names field 'score', shard 0, which the store's schema does not have" in found
 

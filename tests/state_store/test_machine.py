@@ -45,8 +45,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.launch(None)
 
     def launch(self, snapshot):
-        attempt = self.store.begin_attempt()
-        self.session = self.store.session(attempt, budget=6_000, initials=INITIALS, snapshot=snapshot)
+        launch = self.store.begin_launch()
+        self.session = self.store.session(launch, budget=6_000, initials=INITIALS, snapshot=snapshot)
 
     @precondition(lambda self: len(self.leased) < 3)
     @rule(shard=SHARDS)
@@ -118,7 +118,7 @@ class StoreMachine(RuleBasedStateMachine):
         if tidy:
             self.session.close()
         else:
-            self.session._engine.stop()
+            self.session._io.stop()
         name = data.draw(st.sampled_from([None, *sorted(self.kept)]))
         self.store = state_store.open(self.folder + "/state", ROWS, "index", FIELDS, self.seed)
         self.launch(name)

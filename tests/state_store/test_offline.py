@@ -11,7 +11,7 @@ import pytest
 from lacuna import state_store
 from lacuna.basics.errors import UserError
 from lacuna.state_store import Field
-from lacuna.state_store.export import export_references, export_rows, export_zarr, import_rows
+from lacuna.state_store.copies import import_rows, reference_copy, row_copies, zarr_copy
 from lacuna.state_store.reshard import migrate, reshard
 from tests.helpers.state.samples import FIELDS, INITIALS, ROWS, SEED, assert_same, check_zarr, copied
 
@@ -25,12 +25,12 @@ def test_plain_zarr_is_read_by_zarr(filled, tmp_path):
     import zarr
 
     store, state = filled
-    assert export_zarr(store.reader("end", INITIALS), str(tmp_path / "z")) == len(FIELDS) * len(ROWS)
+    assert zarr_copy(store.reader("end", INITIALS), str(tmp_path / "z")) == len(FIELDS) * len(ROWS)
     check_zarr(zarr.open(str(tmp_path / "z"), mode="r"), state)
     with pytest.raises(UserError, match="already a Zarr group"):
-        export_zarr(store.reader("end", INITIALS), str(tmp_path / "z"))
+        zarr_copy(store.reader("end", INITIALS), str(tmp_path / "z"))
     with pytest.raises(UserError, match="initials"):
-        export_zarr(store.reader("end"), str(tmp_path / "y"))
+        zarr_copy(store.reader("end"), str(tmp_path / "y"))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorstore") is None, reason="tensorstore is not installed")
@@ -39,7 +39,7 @@ def test_plain_zarr_is_read_by_tensorstore(filled, tmp_path):
     import tensorstore
 
     store, state = filled
-    export_zarr(store.reader("end", INITIALS), str(tmp_path / "z"))
+    zarr_copy(store.reader("end", INITIALS), str(tmp_path / "z"))
     group = {name: tensorstore.open({"driver": "zarr3", "kvstore": f"file://{tmp_path}/z/{name}/"}).result().read().result()
              for name in state}
     check_zarr(group, state)
@@ -53,7 +53,7 @@ def test_references_are_read_in_place(filled, tmp_path):
     from zarr.storage import FsspecStore
 
     store, state = filled
-    export_references(store.reader("end", INITIALS), str(tmp_path / "refs.json"))
+    reference_copy(store.reader("end", INITIALS), str(tmp_path / "refs.json"))
     references = fsspec.filesystem("reference", fo=str(tmp_path / "refs.json"), remote_protocol="file",
                                    skip_instance_cache=True)
     wrapped = AsyncFileSystemWrapper(references, asynchronous=True)
@@ -65,13 +65,13 @@ def test_rows_round_trip_by_key(filled, tmp_path, kind):
     """Exported rows come back bit-exact into a store that lost them, in one or many passes."""
     store, state = filled
     out = str(tmp_path / "rows")
-    assert export_rows(store.reader("end", INITIALS), keys, out, kind) == sum(ROWS)
+    assert row_copies(store.reader("end", INITIALS), keys, out, kind) == sum(ROWS)
     other = state_store.create(str(tmp_path / "other"), ROWS, "index", FIELDS, SEED)
     assert import_rows(other, None, out, keys, "back", budget=4000, initials=INITIALS) == (sum(ROWS), 0)
-    with other.session(other.begin_attempt(), budget=10**6, initials=INITIALS, snapshot="back") as session:
+    with other.session(other.begin_launch(), budget=10**6, initials=INITIALS, snapshot="back") as session:
         assert_same(session, state)
     with pytest.raises(UserError, match=r"format 'csv'.*parquet"):
-        export_rows(store.reader("end", INITIALS), keys, out, "csv")
+        row_copies(store.reader("end", INITIALS), keys, out, "csv")
     with pytest.raises(UserError, match=r"no \.parquet or \.npz"):
         import_rows(other, None, str(tmp_path), keys, "x")
 
@@ -80,9 +80,9 @@ def test_partial_import_keeps_the_rest(filled, tmp_path):
     """Files with some fields replace only those; the snapshot before stays as it was."""
     store, state = filled
     out = str(tmp_path / "rows")
-    export_rows(store.reader("end", INITIALS), keys, out, "npz", ["step", "phi"])
+    row_copies(store.reader("end", INITIALS), keys, out, "npz", ["step", "phi"])
     before = copied(state)
-    with store.session(store.begin_attempt(), budget=10**6, initials=INITIALS, snapshot="end") as session:
+    with store.session(store.begin_launch(), budget=10**6, initials=INITIALS, snapshot="end") as session:
         session.lease(2)
         for name in ("step", "moment"):
             session.scatter(name, np.full(12, 2), np.arange(12), np.zeros_like(state[name][2]))
@@ -91,7 +91,7 @@ def test_partial_import_keeps_the_rest(filled, tmp_path):
         session.snapshot("changed")
     state["moment"][2][:] = 0
     import_rows(store, "changed", out, keys, "mended", initials=INITIALS)
-    with store.session(store.begin_attempt(), budget=10**6, initials=INITIALS, snapshot="mended") as session:
+    with store.session(store.begin_launch(), budget=10**6, initials=INITIALS, snapshot="mended") as session:
         assert_same(session, state)
         session.restore("end")
         assert_same(session, before)
@@ -114,7 +114,7 @@ def test_reshard_moves_state_by_key(filled, tmp_path):
                                      budget=3000, initials=INITIALS, target_initials={"ema": fresh})
     assert (moved, dropped) == (len(everything) - 3, 3)
     assert target.entry("end").meta == {"step": 7}
-    with target.session(target.begin_attempt(), budget=10**6, initials={"ema": fresh}, snapshot="end") as session:
+    with target.session(target.begin_launch(), budget=10**6, initials={"ema": fresh}, snapshot="end") as session:
         for shard, names in enumerate(dealt):
             for field in FIELDS:
                 got = session.read_shard(field.name, shard)

@@ -9,6 +9,7 @@ import pytest
 
 from lacuna import state_store
 from lacuna.basics.errors import UserError
+from lacuna.basics.fence import newest_launch
 from lacuna.state_store import Field
 
 ROWS = [30, 25, 30, 28, 30, 30, 11, 30, 30]
@@ -29,10 +30,10 @@ def train(session, order: list[int], epoch: int) -> None:
     session.finish()
 
 
-def rank_process(url: str, attempt: int, rank: int, world: int, pipe) -> None:
+def rank_process(url: str, launch: int, rank: int, world: int, pipe) -> None:
     """One rank: obeys (order, epoch) messages, exchanges deltas through the parent, rank 0 commits."""
     store = state_store.open(url)
-    with store.session(attempt, rank, world, budget=20_000) as session:
+    with store.session(launch, rank, world, budget=20_000) as session:
         while (message := pipe.recv()) is not None:
             order, epoch, name = message
             try:
@@ -54,10 +55,10 @@ class Ranks:
 
     def __init__(self, url: str, world: int):
         context = multiprocessing.get_context("spawn")
-        attempt = state_store.open(url).begin_attempt()
+        launch = state_store.open(url).begin_launch()
         pairs = [context.Pipe() for _ in range(world)]
         self.pipes = [mine for mine, _ in pairs]
-        self.processes = [context.Process(target=rank_process, args=(url, attempt, rank, world, pairs[rank][1]))
+        self.processes = [context.Process(target=rank_process, args=(url, launch, rank, world, pairs[rank][1]))
                           for rank in range(world)]
         for process in self.processes:
             process.start()
@@ -81,7 +82,7 @@ class Ranks:
 
 def single_process(url: str, epochs: int) -> state_store.StateStore:
     store = state_store.create(url, ROWS, "i", FIELDS, 1)
-    with store.session(store.begin_attempt(), budget=10**6) as session:
+    with store.session(store.begin_launch(), budget=10**6) as session:
         for epoch in range(epochs):
             train(session, list(range(len(ROWS))), epoch)
         session.snapshot("end")
@@ -104,7 +105,7 @@ def test_no_update_is_lost(tmp_path, world):
         assert (together.read_shard("visits", shard) == 4).all()
         for field in FIELDS:
             np.testing.assert_array_equal(together.read_shard(field.name, shard), alone.read_shard(field.name, shard))
-    store.begin_attempt()
+    store.begin_launch()
     assert store.orphans() == []
 
 
@@ -117,12 +118,12 @@ def test_two_processes_cannot_lease_one_shard(tmp_path):
     assert isinstance(ranks.pipes[0].recv(), state_store.Delta)
     other = state_store.open(url)
     with pytest.raises(UserError, match="already has a session"):
-        other.session(other.log.newest_attempt(), 0, 2, budget=20_000)
+        other.session(newest_launch(other.fence.entries()), 0, 2, budget=20_000)
     for process in ranks.processes:
         process.kill()
         process.join()
-    attempt = other.begin_attempt()  # the killed ranks' claims do not stand in the way
-    sessions = [other.session(attempt, rank, 2, budget=20_000) for rank in range(2)]
+    launch = other.begin_launch()  # the killed ranks' claims do not stand in the way
+    sessions = [other.session(launch, rank, 2, budget=20_000) for rank in range(2)]
     sessions[0].begin([0, 1, 2], 0)
     sessions[0].lease(2)
     with pytest.raises(UserError, match="shard 2 is held by rank 0"):

@@ -14,7 +14,7 @@ from tests.helpers.state.conformance import SEED, Conformance
 from tests.helpers.state.crashes import finish_cleanly, kill_at, last_committed, launch
 from tests.helpers.state.samples import FIELDS, INITIALS, ROWS, assert_same, initial_state
 
-KILLS = ["prepare.synced:2", "commit.entry:1", "collect.some_removed:1", "sweep.some_removed:1"]
+KILLS = ["prepare.synced:2", "commit.entry:1", "collect.some_removed:1", "orphans.some_removed:1"]
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def run_through(proxy, url: str, faults: dict[str, float], epochs: int) -> None:
     state = initial_state(SEED)
     proxy.faults = faults
     store = state_store.create(url, ROWS, "index-1", FIELDS, SEED)
-    with store.session(store.begin_attempt(), budget=5_000, initials=INITIALS) as session:
+    with store.session(store.begin_launch(), budget=5_000, initials=INITIALS) as session:
         for epoch in range(epochs):
             Conformance.train(session, state, epoch)
             session.snapshot(f"e{epoch}")
@@ -37,7 +37,7 @@ def run_through(proxy, url: str, faults: dict[str, float], epochs: int) -> None:
     again = state_store.open(url, ROWS, "index-1", FIELDS, SEED)
     assert [e.name for e in again.snapshots()] == [last]
     assert verify(again).problems == []
-    with again.session(again.begin_attempt(), budget=5_000, initials=INITIALS, snapshot=last) as session:
+    with again.session(again.begin_launch(), budget=5_000, initials=INITIALS, snapshot=last) as session:
         assert_same(session, state)
     assert again.orphans() == []
 
@@ -71,7 +71,7 @@ def test_kills_on_s3(s3, url):
 def test_more_kills_on_s3(s3, url, fault):
     """A killed launch leaves the last snapshot whole; the next one goes on and cleans up."""
     assert launch(url, 2).wait(120) == 0
-    if fault.startswith("sweep"):
+    if fault.startswith("orphans"):
         assert kill_at(url, "chunk.written:9")
     assert kill_at(url, fault)
     finish_cleanly(url, last_committed(url))
@@ -93,7 +93,7 @@ def test_a_dead_server_ends_the_run_with_an_error(s3, url, monkeypatch):
     """When every request fails, the retries end and the session says so instead of going on."""
     monkeypatch.setattr(retries, "ATTEMPTS", 2)
     store = state_store.create(url, ROWS, "index-1", FIELDS, SEED)
-    with store.session(store.begin_attempt(), budget=5_000, initials=INITIALS) as session:
+    with store.session(store.begin_launch(), budget=5_000, initials=INITIALS) as session:
         Conformance.train(session, initial_state(SEED), 0)
         session.snapshot("kept")
         s3.faults = {"500": 1.0}

@@ -18,7 +18,7 @@ from lacuna import state_store
 from lacuna.basics.errors import UserError
 from lacuna.state_store import Constant, Draw, Field
 from lacuna.state_store.chunks import chunk_url
-from lacuna.state_store.export import export_zarr
+from lacuna.state_store.copies import zarr_copy
 from lacuna.state_store.zarr_view import ReadOnlyStore, SnapshotObjects, open_group
 from tests.helpers.state.samples import FIELDS, INITIALS, ROWS, check_zarr
 
@@ -126,7 +126,7 @@ def test_keys_and_bytes_are_those_of_the_plain_export(filled, tmp_path):
     reader = store.reader("end", INITIALS)
     objects = SnapshotObjects(reader, "end")
     plain = Path(tmp_path / "plain")
-    export_zarr(reader, str(plain))
+    zarr_copy(reader, str(plain))
     there = {str(path.relative_to(plain)): path.read_bytes() for path in plain.rglob("*") if path.is_file()}
     assert dict(objects) == there
     assert len(objects) == len(there)
@@ -185,8 +185,8 @@ def test_damage_is_an_error_not_a_fill_value(filled):
 
 def test_a_snapshot_deleted_under_the_reader_is_said(tmp_path):
     store = state_store.create(str(tmp_path / "state"), [4], "index", [Field("a", (2,), "float32")], 0)
-    attempt = store.begin_attempt()
-    with store.session(attempt, budget=10**6) as session:
+    launch = store.begin_launch()
+    with store.session(launch, budget=10**6) as session:
         for name in ("one", "two"):
             session.lease(0)
             session.scatter("a", np.zeros(4, int), np.arange(4), np.full((4, 2), len(name) + ord(name[0]), np.float32))
@@ -194,7 +194,7 @@ def test_a_snapshot_deleted_under_the_reader_is_said(tmp_path):
             session.finish()
             session.snapshot(name, {})
         group = open_group(store.reader("one"), "one")
-        store.delete_snapshot("one", attempt)
+        store.delete_snapshot("one", launch)
     with pytest.raises(UserError, match=r"'one' was deleted while.*\['two'\] now"):
         group["a"][0]
 
@@ -206,7 +206,7 @@ def test_xarray_and_dask_open_it(tmp_path):
               Field("step", (), "int32")]
     store = state_store.create(str(tmp_path / "state"), rows, "index", fields, 1)
     codes = np.arange(20, dtype=np.uint8).reshape(5, 4) * 12
-    with store.session(store.begin_attempt(), budget=10**6) as session:
+    with store.session(store.begin_launch(), budget=10**6) as session:
         session.lease(0)
         session.scatter("score", np.zeros(5, int), np.arange(5), codes)
         session.release(0)

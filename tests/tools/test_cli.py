@@ -79,7 +79,7 @@ def test_a_path_that_cannot_be_written_is_a_mistake(tmp_path, capsys):
     assert main(["shards", "make", "digits", "--count", "4", "--streams", "1", "--out", out]) == 2
     err = capsys.readouterr().err
     assert str(tmp_path / "file") in err
-    assert "not a directory" in err
+    assert "a part of this path is a file, not a folder" in err
     assert "Traceback" not in err
 
 

@@ -236,7 +236,7 @@ def test_a_million_samples_stay_on_disk(tmp_path):
     writer = SidecarWriter(index, "labels", UNKNOWN, {})
     fields = [Field("score", (L,), "uint8", Constant(0.0), range=(0, 1))]
     store = state_store.create(str(tmp_path / "state"), rows, index.fingerprint, fields)
-    with store.session(store.begin_attempt(), budget=10**7) as session:
+    with store.session(store.begin_launch(), budget=10**7) as session:
         for shard in range(len(rows)):
             rng = np.random.default_rng(shard)
             writer.write(shard, SparseLabels.from_lists(rng.integers(0, L, (1000, 1)).tolist(), [[]] * 1000))

@@ -30,7 +30,7 @@ def run(digit_shards, tmp_path_factory) -> tuple[str, ShardIndex]:
     # As in training: the fingerprint names the label sidecar too.
     fingerprint = f"{index.fingerprint}-{Sidecar.load(index, 'labels').fingerprint}-"
     store = state_store.create(str(folder / "state"), index.rows, fingerprint, FIELDS)
-    with store.session(store.begin_attempt(), budget=10**7, initials={"heat": lambda s: _heat(index, s)}) as session:
+    with store.session(store.begin_launch(), budget=10**7, initials={"heat": lambda s: _heat(index, s)}) as session:
         for shard in set(range(len(index.shards))) - {3}:
             session.lease(shard)
             rows = np.arange(index.shards[shard].rows)

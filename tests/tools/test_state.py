@@ -25,7 +25,7 @@ def trained(digit_shards, tmp_path) -> tuple[str, ShardIndex]:
     """A store over the digit scenes in which every row holds a number made from its key."""
     index = ShardIndex.load(str(digit_shards / "train"))
     store = state_store.create(str(tmp_path / "state"), index.rows, index.fingerprint, FIELDS)
-    with store.session(store.begin_attempt(), budget=10**7) as session:
+    with store.session(store.begin_launch(), budget=10**7) as session:
         for shard in range(len(index.shards)):
             session.lease(shard)
             codes = np.array([number(key) for key in index.members(shard).keys])
@@ -105,7 +105,7 @@ def test_reshard_of_a_training_run(digit_shards, tmp_path, capsys):
     source = ShardSource.load(str(digit_shards / "train"), "labels", None)
     index = source.index
     store = state_store.create(str(tmp_path / "state"), index.rows, SampleState.fingerprint(source), FIELDS)
-    with store.session(store.begin_attempt(), budget=10**7) as session:
+    with store.session(store.begin_launch(), budget=10**7) as session:
         session.lease(0)
         session.release(0)
         session.finish()

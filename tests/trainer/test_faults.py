@@ -7,12 +7,18 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
+import yaml
 
+from lacuna.basics.places import RUN_SCRIPT
 from lacuna.data_pipelines.index import ShardIndex
+from lacuna.tools.launches import free_port
 from lacuna.trainer.run import main
-from tests.helpers.launching import Launch
+from tests.helpers.launching import Launch, environment
 from tests.helpers.run_configs import config
 
 
@@ -65,6 +71,72 @@ def test_sigterm_to_the_ranks_of_a_launch_checkpoints_and_exits_0(digit_shards, 
     os.kill(launch.ranks()[1], signal.SIGTERM)  # one is enough: ranks agree on stopping
     assert launch.wait() == 0, launch.text()[-3000:]
     assert list((launch.folder / "checkpoints").glob("*/COMMIT.json"))
+
+
+def test_sigterm_to_the_launcher_alone_ends_the_run_with_a_checkpoint(digit_shards, folder):
+    """It dies and tells nobody: the ranks notice, and none trains on as an orphan."""
+    launch = Launch(long_config(digit_shards, "orphans"), folder, 2, "data.val=null", "train.checkpoint_every=1000st",
+                    launcher=True)
+    launch.wait_for_step(3)
+    ranks = launch.ranks()
+    assert len(ranks) == 2
+    os.kill(launch.process.pid, signal.SIGTERM)
+    assert launch.wait() == -signal.SIGTERM
+    end = time.monotonic() + 120
+    while any(os.path.exists(f"/proc/{pid}") for pid in ranks):
+        assert time.monotonic() < end, launch.text()[-3000:]
+        time.sleep(0.2)
+    assert f"(process {launch.process.pid}) is gone: stopping with a checkpoint" in launch.text()
+    assert "stopped as asked; the same command resumes" in launch.text()
+    assert list((launch.folder / "checkpoints").glob("*/COMMIT.json"))
+
+
+class Alone:
+    """One rank of a launch whose launcher does nothing for it."""
+
+    def __init__(self, body: dict, folder, rank: int, port: int, *overrides: str):
+        path = folder / f"{body['name']}-{rank}.yaml"
+        path.write_text(yaml.safe_dump({"run_folder": str(folder), **body}))
+        self.output = folder / f"{body['name']}-{rank}.out"
+        group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": str(port)}
+        with open(self.output, "wb") as out:
+            self.process = subprocess.Popen([sys.executable, RUN_SCRIPT, "--config", str(path), *overrides], stdout=out,
+                                            stderr=out, env={**environment(), **group})
+
+    def text(self) -> str:
+        return self.output.read_text()
+
+
+def test_a_rank_whose_peer_never_comes_gives_up_in_one_sentence(digit_shards, folder):
+    body, port = long_config(digit_shards, "alone"), free_port()
+    ranks = [Alone({**body, "name": f"alone-{rank}"}, folder, rank, port if rank == 0 else free_port(),
+                   "train.timeout_seconds=5") for rank in (0, 1)]
+    for number, rank in enumerate(ranks):
+        assert rank.process.wait(600) == 75, rank.text()[-3000:]
+        assert f"rank {number} did not meet all 2 ranks of this launch at 127.0.0.1:" in rank.text()
+        assert "within 5 s (train.timeout_seconds)" in rank.text()
+        assert "Traceback" not in rank.text()
+
+
+def test_a_rank_does_not_outlive_a_peer_that_was_killed_early(digit_shards, folder):
+    """Killed while models are built: the other one ends by itself, without a launcher that would end it."""
+    body, port = long_config(digit_shards, "early"), free_port()
+    ranks = [Alone(body, folder, rank, port, "train.timeout_seconds=300") for rank in (0, 1)]
+    try:
+        end = time.monotonic() + 300
+        while not (folder / "early" / "log.txt").exists():
+            assert time.monotonic() < end
+            assert ranks[0].process.poll() is None, ranks[0].text()[-3000:]
+            time.sleep(0.01)
+        ranks[1].process.kill()
+        ranks[1].process.wait()
+        assert ranks[0].process.wait(120) in (1, 75)
+        assert "Traceback" not in ranks[0].text()
+        assert "rank 1" in ranks[0].text() or "the connection to another rank is lost" in ranks[0].text()
+    finally:
+        for rank in ranks:
+            rank.process.kill()
 
 
 @pytest.fixture

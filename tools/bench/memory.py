@@ -99,7 +99,7 @@ def _openimages(url: str, share: float) -> dict:
     # Most classes are far from any image: scores are small, with a tail.
     fresh = (rng.beta(0.3, 6.0, (64, classes)) * 255).astype(np.uint8)
     seconds = []
-    with store.session(store.begin_attempt(), budget=12 * 2 * rows * classes) as session:
+    with store.session(store.begin_launch(), budget=12 * 2 * rows * classes) as session:
         for epoch in range(2):
             began = time.perf_counter()
             session.begin(list(range(shards)), epoch)

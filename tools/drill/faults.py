@@ -86,14 +86,15 @@ def chunk(bench: Bench, launch: Launch) -> Noticed:
 
 
 def checkpoint(bench: Bench, launch: Launch) -> Noticed:
-    """A file of the newest checkpoint is deleted: the one before it is used."""
+    """A file of the newest checkpoint is deleted: it is mended, or the one before it is used."""
     _kill_all(launch)
     folder = os.path.join(bench.folder, "checkpoints", bench.checkpoints()[-1])
     files = sorted(os.path.join(base, name) for base, _, names in os.walk(folder) for name in names)
     victim = bench.random.choice(files)
     os.remove(victim)
     launch, began = bench.start(), time.monotonic()
-    launch.wait_until(lambda: f"{folder} is torn (" in launch.text(), f"{victim} was missed")
+    launch.wait_until(lambda: f"{folder} is torn (" in launch.text() or f"mended: {victim}" in launch.text(),
+                      f"{victim} was missed")
     return time.monotonic() - began, launch
 
 

@@ -42,7 +42,7 @@ from lacuna.tools.eval.truth import IN_ORDER, Truth, ValLabels, class_order, fol
 from lacuna.tools.passes.datasets import add_val_arguments, open_dataset, val_set
 from lacuna.tools.passes.pool import Pool, PoolSettings, add_pool_arguments, open_pool, pool_settings
 from lacuna.tools.passes.scoring import ScoreJob, shard_rows
-from lacuna.tools.passes.trained import Trained, open_trained
+from lacuna.tools.passes.trained import Trained, held
 from lacuna.trainer.methods import score_of
 from lacuna.trainer.metrics.measures import RankingResult
 
@@ -116,7 +116,13 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 
 def _of_model(args: argparse.Namespace, facts: dict) -> tuple[Outcome, Names]:
-    trained = open_trained(args.model)
+    settings = pool_settings(args)
+    with held(args.model, settings.folder) as trained:
+        return _of_trained(trained, settings, args, facts)
+
+
+def _of_trained(trained: Trained, settings: PoolSettings, args: argparse.Namespace, facts: dict
+                ) -> tuple[Outcome, Names]:
     source = open_dataset(trained, args.shards, args.labels, args.subset)
     _check_labels(source, args.protocol, bool(args.real))
     real = real_truth(args.real, _val_labels(args, source.index.class_ids), source.classes) if args.real else None
@@ -126,7 +132,6 @@ def _of_model(args: argparse.Namespace, facts: dict) -> tuple[Outcome, Names]:
     if not trained.classes:
         facts["warnings"] = [f"{trained.run} does not tell its class list any more: only the number was compared"]
     names = (source.index.classes, source.index.class_ids)
-    settings = pool_settings(args)
     with open_pool(settings) as pool:
         thresholds = _thresholds(args, names)
         if val is not None:

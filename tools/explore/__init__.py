@@ -22,16 +22,16 @@ from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.explore.columns import Beliefs, Columns, build
 from lacuna.tools.explore.decisions import Decisions
-from lacuna.tools.explore.desk import Desk
+from lacuna.tools.explore.desk import Desk, Newest
 from lacuna.tools.explore.server import HOST, make_server
 from lacuna.tools.heatmaps import keeps_heatmaps
 from lacuna.tools.passes.parts import fingerprint_of
 from lacuna.tools.passes.pool import add_pool_arguments, open_pool, pool_settings
 from lacuna.tools.passes.scoring import ScoreJob, shard_rows
-from lacuna.tools.passes.trained import open_trained
+from lacuna.tools.passes.trained import held
 from lacuna.tools.report.beliefs import belief_field, state_view
 from lacuna.tools.report.recorded_run import RecordedRun
-from lacuna.tools.run_files import output_folder
+from lacuna.tools.run_files import output_folder, while_written
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    desk = open_desk(args.run, args.labels, args)
+    desk = while_written(args.run, lambda: open_desk(args.run, args.labels, args))
     if args.index_only:
         print(json.dumps(desk.columns.facts) if args.json else f"{desk.columns.folder}: indexes are ready")
         return
@@ -67,9 +67,7 @@ def open_desk(path: str, labels: str | None, args: argparse.Namespace) -> Desk:
     place = os.path.join(home, "columns-" + fingerprint_of(**facts))
     columns = Columns.open(place) or build(place, source, beliefs, facts)
     store = folder.store
-    heat = None
-    if store is not None and keeps_heatmaps(store) and store.snapshots():
-        heat = store.reader(store.snapshots()[-1].name)
+    heat = Newest(store) if store is not None and keeps_heatmaps(store) and store.snapshots() else None
     decisions = Decisions(os.path.join(home, f"decisions-{source.sidecar.name}.jsonl"), source.sidecar)
     return Desk(folder.name, source, columns, beliefs, heat, decisions)
 
@@ -80,13 +78,12 @@ def _beliefs(folder: RecordedRun, source: ShardSource, home: str, args: argparse
     if store is not None and field is not None and store.snapshots():
         newest = store.snapshots()[-1].name
         return f"state field {field} of snapshot {newest}", state_view(store, newest, field, source).shard
-    trained = open_trained(folder.path)
     rows = shard_rows(source)
     if not rows:
         raise UserError(f"{source.index.url}: no sample takes part.")
-    job = ScoreJob(trained, source)
-    with open_pool(pool_settings(args)) as pool:
-        parts = pool.run(job, rows, args.parts or os.path.join(home, "scores"), "scoring")
+    settings = pool_settings(args)
+    with held(folder.path, settings.folder) as trained, open_pool(settings) as pool:
+        parts = pool.run(ScoreJob(trained, source), rows, args.parts or os.path.join(home, "scores"), "scoring")
 
     def shard(number: int):
         part = parts.read(number)

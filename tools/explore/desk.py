@@ -15,19 +15,42 @@ from PIL import Image
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.decode import DecodeError, decode_image
 from lacuna.data_pipelines.source import OpenShard, ShardSource
-from lacuna.state_store.store import SnapshotReader
+from lacuna.state_store.chunks import DamagedChunk
+from lacuna.state_store.store import StateStore
 from lacuna.tools.explore.columns import Beliefs, Columns
 from lacuna.tools.explore.decisions import Decisions
 from lacuna.tools.heatmaps import maps_of, overlay
+from lacuna.tools.run_files import while_written
 
 _KEPT = 8  # shards in memory at a time, of every kind
 _PAGE = 200
 _SIDE = 640
 
 
+class Newest:
+    """Rows of the newest snapshot of a store that may still be written."""
+
+    def __init__(self, store: StateStore):
+        self.store, self.schema = store, store.schema
+        self._open()
+
+    def _open(self) -> None:
+        self.reader = self.store.reader(self.store.snapshots()[-1].name)
+
+    def read_shard(self, field: str, shard: int) -> np.ndarray:
+        def again() -> np.ndarray:
+            self._open()
+            return self.reader.read_shard(field, shard)
+
+        try:
+            return self.reader.read_shard(field, shard)
+        except DamagedChunk:
+            return while_written(self.store.url, again)
+
+
 class Desk:
     def __init__(self, run: str, source: ShardSource, columns: Columns, beliefs: Beliefs,
-                 heat: SnapshotReader | None, decisions: Decisions):
+                 heat: Newest | None, decisions: Decisions):
         self.run, self.source, self.columns, self.decisions = run, source, columns, decisions
         self.heat = heat
         self.opened = Kept(source.open)
@@ -111,7 +134,7 @@ class Desk:
 
     def _has_heat(self, shard: int) -> bool:
         name = "heat" if self.heat and "heat" in self.heat.schema.fields else "heat_values"
-        return self.heat is not None and self.heat.refs.get(name, {}).get(shard) is not None
+        return self.heat is not None and self.heat.reader.refs.get(name, {}).get(shard) is not None
 
     def _check_class(self, cls: int | None) -> None:
         if cls is not None and not 0 <= cls < self.source.classes:

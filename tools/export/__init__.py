@@ -36,7 +36,7 @@ from lacuna.tools.passes.datasets import add_val_arguments, val_set
 from lacuna.tools.passes.parts import Parts
 from lacuna.tools.passes.pool import PoolSettings, add_pool_arguments, open_pool, pool_settings
 from lacuna.tools.passes.scoring import ScoreJob, shard_rows
-from lacuna.tools.passes.trained import Trained, open_trained, read_weights
+from lacuna.tools.passes.trained import Trained, held, read_weights
 from lacuna.trainer.methods import score_of
 from lacuna.trainer.models.classifier import Classifier, spatial_side
 from lacuna.trainer.scores import Score
@@ -62,7 +62,12 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("--val and --thresholds both give thresholds. Leave one out.")
     if not args.no_onnx and importlib.util.find_spec("onnxscript") is None:
         raise UserError("ONNX needs the package onnxscript: pip install 'lacuna-trainer[onnx]', or pass --no-onnx.")
-    trained = open_trained(args.model)
+    with held(args.model, pool_settings(args).folder) as trained:
+        facts = _made(trained, args)
+    print(json.dumps(facts) if args.json else _text(facts))
+
+
+def _made(trained: Trained, args: argparse.Namespace) -> dict:
     if not trained.classes:
         raise UserError(f"{trained.run}: its class list is nowhere to be found (classes.json, or its training set).")
     val = val_set(trained, args)
@@ -78,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
         if not args.no_onnx:
             facts["onnx_difference"] = export_onnx(exported)
             facts["files"].append(ONNX)
-    print(json.dumps(facts) if args.json else _text(facts))
+    return facts
 
 
 @contextlib.contextmanager

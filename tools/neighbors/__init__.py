@@ -14,6 +14,7 @@ Neighbours are never the sample itself. Class medians are taken over annotated p
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 
@@ -25,7 +26,7 @@ from lacuna.tools.neighbors.approximate import import_faiss
 from lacuna.tools.neighbors.featuring import Backbone
 from lacuna.tools.neighbors.making import Wishes, aligned_features, make_neighbors
 from lacuna.tools.passes.pool import absolute, add_pool_arguments, open_pool, pool_settings
-from lacuna.tools.passes.trained import open_trained
+from lacuna.tools.passes.trained import held
 from lacuna.trainer.neighbors import DISTANCES, FACTS_NAME, MOST_NEIGHBORS
 
 _MANY = 1_000_000  # samples above which an exact search takes long without GPUs
@@ -59,11 +60,12 @@ def run(args: argparse.Namespace) -> None:
     source = ShardSource.load(args.shards, args.labels, args.subset)
     _check(args, source)
     out = absolute(args.out)
-    model = open_trained(args.model) if args.model else None
     backbone = Backbone(args.backbone, args.weights, args.image_size, args.normalize) if args.backbone else None
     features = aligned_features(args.features, source) if args.features else None
     wishes = Wishes(args.k, args.distance, args.search == "ivf", args.median_sample, int(args.memory_mb * 1e6))
-    with open_pool(pool_settings(args)) as pool:
+    settings = pool_settings(args)
+    holding = held(args.model, settings.folder) if args.model else contextlib.nullcontext()
+    with holding as model, open_pool(settings) as pool:
         facts = make_neighbors(pool, source, features or model or backbone, out, wishes, args.parts)
     if args.json:
         print(json.dumps(facts))

@@ -54,7 +54,7 @@ def _write_state(url: str, source: ShardSource, made: Neighborhood,
     fields = stored_fields(made.k, made.slots)
     store = state_store.create(url, source.index.rows, "-".join(made.data.values()), fields)
     budget = _BUFFERED_SHARDS * sum(field.row_bytes for field in fields) * int(source.index.rows.max())
-    with store.session(store.begin_attempt(), budget=budget) as session:
+    with store.session(store.begin_launch(), budget=budget) as session:
         session.begin([], 0)
         for shard, rows in shards:
             session.lease(shard)

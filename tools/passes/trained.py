@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from dataclasses import dataclass, field
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import torch
 from safetensors.torch import load
@@ -15,8 +18,8 @@ from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.index import ShardIndex
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.passes.parts import absolute
-from lacuna.tools.run_files import read_file, run_config
-from lacuna.trainer.checkpoints.checkpoint import COMMIT
+from lacuna.tools.run_files import read_file, run_config, while_written
+from lacuna.trainer.checkpoints.commits import COMMIT, EMA, MODEL, DamagedCommit, parse_commit
 from lacuna.trainer.config.sections import Config
 from lacuna.trainer.models.classifier import Classifier, build_model
 from lacuna.trainer.run_log import CLASS_LIST
@@ -33,6 +36,7 @@ class Trained:
     config: Config
     classes: list[str] = field(default_factory=list)  # names in id order; empty if nothing tells them any more
     class_ids: list[str] = field(default_factory=list)
+    held: str = field(default="", compare=False)  # a copy of the weights, of a run that is still being written
 
 
 def open_trained(path: str) -> Trained:
@@ -42,15 +46,43 @@ def open_trained(path: str) -> Trained:
     if parent.endswith("/checkpoints"):
         run, checkpoint = parent.rsplit("/", 1)[0], path
         if not storage.exists(storage.join(checkpoint, COMMIT)):
-            raise UserError(f"{checkpoint}: no {COMMIT} in it, so it was never finished. Give another checkpoint.")
+            raise UserError(f"{checkpoint}: no {COMMIT} in it, so it was never finished, or the run has replaced it. "
+                            "Give another checkpoint, or the run folder.")
         config = run_config(run)
     else:
         config = run_config(path)
         run, checkpoint = path, _best(path)
-    files, prefix = _committed(checkpoint)
-    weights = "ema.safetensors" if "ema.safetensors" in files else "model.safetensors"
+    commit = _committed(checkpoint)
+    files, prefix = commit["files"], commit.get("prefix", "")
+    weights = EMA if EMA in files else MODEL
     return Trained(run, checkpoint, f"{prefix}/{weights}".lstrip("/"), files[weights]["sha256"], config,
                    *class_list(run, config))
+
+
+@contextlib.contextmanager
+def held(path: str, folder: Callable[[str], str]) -> Iterator[Trained]:
+    """Like `open_trained`, for passes that take a while: the weights of a run that is still being written are copied to
+    `folder(run)`, which all workers see, and removed at the end."""
+    trained = while_written(_run_of(absolute(path)), lambda: _hold(open_trained(path), folder))
+    try:
+        yield trained
+    finally:
+        if trained.held:
+            storage.remove([trained.held])
+
+
+def _hold(trained: Trained, folder: Callable[[str], str]) -> Trained:
+    if storage.exists(storage.join(trained.run, "results.json")):
+        return trained
+    copy = storage.join(folder(trained.run), f"weights-{trained.digest[:16]}-{uuid.uuid4().hex[:8]}.safetensors")
+    storage.write_atomic(copy, _weights_of(trained))
+    return replace(trained, held=copy)
+
+
+def _run_of(path: str) -> str:
+    """Of a run's own URL, or of one of its checkpoints."""
+    parent = path.rsplit("/", 1)[0]
+    return parent.rsplit("/", 1)[0] if parent.endswith("/checkpoints") else path
 
 
 def finished_checkpoints(run: str) -> list[str]:
@@ -66,20 +98,18 @@ def _best(run: str) -> str:
         raise UserError(f"{run}: no finished checkpoint in its checkpoints/. Give a run folder with one, or one of the "
                         "checkpoints/step-… folders themselves.")
     last = whole[-1]
-    position = storage.read_bytes(storage.join(last, _committed(last)[1], "position.json"))
-    step = json.loads(position)["best_step"]
+    step = _committed(last)["position"].get("best_step")
     return next((folder for folder in whole if step is not None and folder.endswith(f"-{step:08d}")), last)
 
 
-def _committed(checkpoint: str) -> tuple[dict[str, dict], str]:
-    """(facts of every file, where they lie below the checkpoint: on object storage a save has a prefix)."""
+def _committed(checkpoint: str) -> dict:
     where = storage.join(checkpoint, COMMIT)
     try:
-        body = json.loads(storage.read_bytes(where))
-        str(body["files"]["model.safetensors"]["sha256"])
-        return body["files"], body.get("prefix", "")
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{where}: damaged. Give another checkpoint.") from None
+        body = parse_commit(storage.read_bytes(where))
+        str(body["files"][MODEL]["sha256"])
+        return body
+    except (DamagedCommit, KeyError) as error:
+        raise UserError(f"{where}: {error}. Give another checkpoint.") from None
 
 
 def class_list(run: str, config: Config) -> tuple[list[str], list[str]]:
@@ -113,15 +143,20 @@ def check_classes(trained: Trained, index: ShardIndex) -> None:
 
 def read_weights(trained: Trained) -> dict[str, torch.Tensor]:
     """The committed tensors; the file's hash is checked."""
-    path = storage.join(trained.checkpoint, trained.weights)
+    return load(_weights_of(trained))
+
+
+def _weights_of(trained: Trained) -> bytes:
+    path = trained.held or storage.join(trained.checkpoint, trained.weights)
     try:
         data = storage.read_bytes(path)
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file on {os.uname().nodename}. The run folder must be on storage that all "
-                        "nodes see.") from None
+        raise UserError(f"{path}: not there, seen from {os.uname().nodename}. If the run goes on, it has replaced this "
+                        "checkpoint: give the run folder, whose newest is taken. Else that node does not see the "
+                        "storage.") from None
     if hashlib.sha256(data).hexdigest() != trained.digest:
         raise UserError(f"{path}: damaged, its content does not fit {COMMIT}. Give another checkpoint.")
-    return load(data)
+    return data
 
 
 def load_model(trained: Trained, source: ShardSource, device: torch.device) -> Classifier:

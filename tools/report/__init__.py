@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
@@ -22,7 +23,7 @@ from lacuna.tools.report.comparing import class_table, config_differences, gap_c
 from lacuna.tools.report.page import render
 from lacuna.tools.report.recorded_run import Lacks, RecordedRun
 from lacuna.tools.report.strips import strips_of
-from lacuna.tools.run_files import output_folder
+from lacuna.tools.run_files import output_folder, while_written
 from lacuna.trainer.methods import score_of
 
 
@@ -56,17 +57,26 @@ def run(args: argparse.Namespace) -> None:
     print(out)
 
 
+def _run_data(path: str, args: argparse.Namespace) -> tuple[dict, list[dict[str, str]]]:
+    """What the page says about a run, and what is absent."""
+    folder, absent = RecordedRun.open(path), list[dict[str, str]]()
+
+    def lacks(what: str, why: str) -> None:
+        absent.append({"run": folder.name, "what": what, "why": why})
+
+    _say_if_scores_only_rank(folder, lacks)
+    return {**folder.facts(lacks),
+            "beliefs": beliefs_of(folder, args.full_labels, args.samples, args.score, lacks),
+            "strips": strips_of(folder, args.full_labels, args.images, lacks)}, absent
+
+
 def page_data(folders: list[RecordedRun], oracle: RecordedRun | None, args: argparse.Namespace) -> dict:
     absent: list[dict[str, str]] = []
     runs = []
     for folder in progress(folders, len(folders), "reading runs", "runs"):
-        def lacks(what: str, why: str, run: str = folder.name) -> None:
-            absent.append({"run": run, "what": what, "why": why})
-
-        _say_if_scores_only_rank(folder, lacks)
-        runs.append({**folder.facts(lacks), "beliefs": beliefs_of(folder, args.full_labels, args.samples, args.score,
-                                                                  lacks),
-                     "strips": strips_of(folder, args.full_labels, args.images, lacks)})
+        facts, missing = while_written(folder.path, partial(_run_data, folder.path, args))
+        runs.append(facts)
+        absent += missing
     if oracle is None:
         absent.append({"run": "", "what": "gap closed", "why": "no run with full labels was given: pass --oracle RUN."})
     return {"runs": runs, "absent": absent, "classes": class_table(folders), "config": config_differences(folders),

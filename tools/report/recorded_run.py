@@ -128,7 +128,7 @@ def curves(lines: list[dict]) -> dict[str, list[list[float | None]]]:
             continue
         step = line["step"]
         for key, value in line.items():
-            if key in ("kind", "step", "phase", "epoch", "bad") or not isinstance(value, int | float):
+            if key in ("kind", "step", "phase", "epoch", "bad", "launch") or not isinstance(value, int | float):
                 continue
             if key in _CUMULATIVE:
                 # A resumed launch counts from 0 again.

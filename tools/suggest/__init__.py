@@ -26,7 +26,7 @@ from lacuna.tools.eval.pieces import from_parts
 from lacuna.tools.passes.datasets import add_val_arguments, open_dataset, training_set, val_set
 from lacuna.tools.passes.pool import Pool, PoolSettings, add_pool_arguments, open_pool, pool_settings
 from lacuna.tools.passes.scoring import ScoreJob, bad_of, shard_rows
-from lacuna.tools.passes.trained import Trained, open_trained
+from lacuna.tools.passes.trained import Trained, held
 from lacuna.tools.suggest.table import Suggestions, check_format, table, write_sidecar, write_table
 from lacuna.trainer.evaluate import judge_bad
 
@@ -53,11 +53,10 @@ def run(args: argparse.Namespace) -> None:
     check_format(args.out, "--out")
     if not 0 < args.precision < 1:
         raise UserError(f"--precision {args.precision}: legal are numbers between 0 and 1, such as 0.9.")
-    trained = open_trained(args.model)
-    source, val = sources(trained, args)
-    truth = Sidecar.load(source.index, args.truth) if args.truth else None
     settings = pool_settings(args)
-    with open_pool(settings) as pool:
+    with held(args.model, settings.folder) as trained, open_pool(settings) as pool:
+        source, val = sources(trained, args)
+        truth = Sidecar.load(source.index, args.truth) if args.truth else None
         calibration = calibrate(pool, settings, trained, val, source, args.precision)
         found, measured = collect(pool, settings, trained, source, calibration, truth)
     columns = found.sorted(args.max_per_class)

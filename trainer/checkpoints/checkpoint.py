@@ -4,17 +4,15 @@ A checkpoint is a folder `checkpoints/step-00000120/`:
     engine/                DeepSpeed's files (weights, optimizer), loaded only after their hashes match
     model.safetensors      the weights alone, for evaluation and export; ema.safetensors if the EMA is on
     method.safetensors     the method's class-level and global state
-    position.json          where training stands
-    COMMIT.json            written last, atomically: names, sizes and hashes of all the others
+    snapshot.json          log entry and manifest of the state snapshot that belongs to it, to mend the store with
+    COMMIT.json            written last, atomically: where training stands, names, sizes and hashes of all the others
 A folder without a valid COMMIT.json is torn: it is skipped with a warning and removed by the next save. On object
-storage the same files are uploaded before the commit (checkpoint_files.py).
+storage the same files are uploaded before the commit (files.py). What a launch resumes from: resuming.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
 import logging
 import os
 import shutil
@@ -29,7 +27,12 @@ from safetensors.torch import load_file, save_file
 
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
-from lacuna.trainer.checkpoints.files import COMMIT, UNCOMMITTED, CheckpointFiles
+from lacuna.basics.fence import Hold
+from lacuna.basics.refusals import refusal
+from lacuna.state_store.log import fence_of
+from lacuna.trainer.checkpoints.commits import COMMIT, EMA, METHOD, MODEL, OF_BEST, SNAPSHOT
+from lacuna.trainer.checkpoints.files import CheckpointFiles, DamagedFile
+from lacuna.trainer.checkpoints.resuming import newest_whole, open_if_there
 from lacuna.trainer.run_folder import RunFolder
 from lacuna.trainer.world import World
 
@@ -37,7 +40,6 @@ if TYPE_CHECKING:
     from lacuna.trainer.sample_state import NoState, SampleState
 
 log = logging.getLogger("lacuna")
-MODEL, EMA, METHOD, POSITION = "model.safetensors", "ema.safetensors", "method.safetensors", "position.json"
 
 
 @dataclass(frozen=True)
@@ -79,15 +81,22 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one run."""
 
-    def __init__(self, folder: RunFolder, world: World, keep: int, fingerprints: dict[str, str]):
-        self.folder, self.files = folder, CheckpointFiles(folder, world)
-        self.world, self.keep, self.fingerprints = world, keep, fingerprints
+    def __init__(self, folder: RunFolder, world: World, keep: int, fingerprints: dict[str, str],
+                 state_url: str | None = None):
+        """`state_url`: where the per-sample state is, if the method has any; its log is then the run's fence, too."""
+        self.folder, self.files = folder, CheckpointFiles(folder, world, fence_of(state_url) if state_url else None)
+        self.world, self.keep, self.fingerprints, self.state_url = world, keep, fingerprints, state_url
+
+    @property
+    def hold(self) -> Hold:
+        assert self.files.hold is not None, "begin_launch comes first"
+        return self.files.hold
 
     def save(self, engine, ema: torch.nn.Module | None, method_state: dict[str, torch.Tensor], position: Position,
              zero_stage: int, state: SampleState | NoState) -> None:
-        name = _name(position.total_steps)
+        name = self.files.name(position.total_steps)
         folder = self.files.target(name)
-        with _naming_a_full_disk(folder):
+        with self._saying_what_was_refused(folder):
             self.files.begin(name)
             engine.save_checkpoint(folder, tag="engine", save_latest=False)
             if self.world.main:
@@ -95,44 +104,49 @@ class Checkpoints:
                 if ema is not None:
                     _save_tensors(os.path.join(folder, EMA), ema.state_dict())
                 _save_tensors(os.path.join(folder, METHOD), method_state)
-                storage.write_atomic(os.path.join(folder, POSITION), json.dumps(asdict(position), indent=1).encode())
-            state.snapshot(name)
+            copy = state.snapshot(name)
+            if copy is not None:
+                storage.write_atomic(os.path.join(folder, SNAPSHOT), copy)
             self.world.barrier()
             body = self.files.publish(name)
             self.folder.push()
             self.world.barrier()
             if self.world.main:
                 self.files.commit(name, {**body, "world": self.world.size, "zero_stage": zero_stage,
-                                         "fingerprints": self.fingerprints})
+                                         "fingerprints": self.fingerprints, "position": asdict(position)})
                 kept = self._collect(position)
                 state.collect(kept)
             self.world.barrier()
 
-    def begin_launch(self) -> Checkpoint | None:
-        """Take the run over from any older launch; the newest whole checkpoint.
+    @contextlib.contextmanager
+    def _saying_what_was_refused(self, folder: str) -> Iterator[None]:
+        """A full disk and the like, in one sentence whoever reports it; no half checkpoint is left."""
+        try:
+            yield
+        except Exception as error:
+            refused = None if isinstance(error, UserError) else refusal(error, folder)
+            if refused is None:
+                raise
+            before: list[str] = []
+            with contextlib.suppress(OSError):
+                before = [name for name in self.files.names() if self.files.committed(name)]
+            if not os.path.exists(os.path.join(folder, COMMIT)):
+                shutil.rmtree(folder, ignore_errors=True)
+            after = f"goes on from {before[-1]}" if before else "begins anew, as no checkpoint was finished before"
+            raise UserError(f"{folder}: this checkpoint could not be written: {refused}, or keep fewer checkpoints "
+                            f"(train.keep). Then start again: the run {after}.") from error
 
-        Torn ones are named and passed over. Checked on rank 0, agreed on by all.
-        """
+    def begin_launch(self) -> Checkpoint | None:
+        """Take the run over from any older launch; the newest whole checkpoint, agreed on by all ranks."""
+        store = open_if_there(self.state_url) if self.world.main else None  # before anything is touched
         self.files.begin_launch()
-        found, damaged = None, ""
-        if self.world.main:
-            for name in reversed(self.files.names()):
-                problem = self.files.problem(name)
-                if problem is None:
-                    found = name
-                    break
-                log.warning("checkpoint %s is torn (%s): skipped", self.files.url(name), problem)
-                if problem != UNCOMMITTED:  # a kill leaves such ones; others were whole once
-                    damaged = damaged or f"{self.files.url(name)} ({problem})"
-            if found is None and damaged:
-                raise UserError(f"{damaged}: this checkpoint is damaged, and no whole one is left. Restore it, or "
-                                f"remove {self.folder.url} to start again from the beginning.")
+        found = newest_whole(self.files, self.state_url, store, self.folder.url) if self.world.main else None
         found = self.world.broadcast(found)
         return None if found is None else self._read(found, lambda file: True)
 
     def at(self, total_steps: int) -> Checkpoint:
         """A checkpoint of this run, for its weights and method state."""
-        return self._read(_name(total_steps), lambda file: file in (MODEL, EMA, METHOD, POSITION))
+        return self._read(self.files.name(total_steps), lambda file: file in OF_BEST)
 
     def _read(self, name: str, wanted: Callable[[str], bool]) -> Checkpoint:
         commit = self.files.commit_of(name)
@@ -143,10 +157,14 @@ class Checkpoints:
                     f"({self.fingerprints[key]}). Use another name=…, or remove {self.folder.url} to start again."
                 )
         if self.world.leads_node if self.folder.remote else self.world.main:
-            self.files.fetch(name, wanted)
+            try:
+                self.files.fetch(name, wanted)
+            except DamagedFile as error:
+                raise UserError(f"{self.files.url(name)}: {error}. Start again: the run goes on from the newest "
+                                "checkpoint that is whole.") from None
         self.world.barrier()
         folder = self.files.folder(name)
-        position = Position(**json.loads(storage.read_bytes(os.path.join(folder, POSITION))))
+        position = Position(**commit["position"])
         return Checkpoint(folder, self.files.url(name), position, commit["world"], commit["zero_stage"],
                           commit["fingerprints"])
 
@@ -156,18 +174,14 @@ class Checkpoints:
         What is newer than this one is damaged: the run would have gone on from it.
         """
         names = self.files.names()
-        whole = [name for name in names if name <= _name(position.total_steps) and self.files.committed(name)]
+        whole = [name for name in names if name <= self.files.name(position.total_steps) and self.files.committed(name)]
         kept = set(whole[-self.keep :])
         if position.best_step is not None:
-            kept.add(_name(position.best_step))
+            kept.add(self.files.name(position.best_step))
         for name in names:
             if name not in kept:
                 self.files.remove(name)
         return sorted(kept)
-
-
-def _name(total_steps: int) -> str:
-    return f"step-{total_steps:08d}"
 
 
 def needs_conversion(checkpoint: Checkpoint, world: World) -> bool:
@@ -218,26 +232,6 @@ def fit_moments(optimizer: torch.optim.Optimizer) -> None:
             elif isinstance(value, torch.Tensor) and value.shape == parameter.shape and (
                     value.device != parameter.device or value.stride() != parameter.stride()):
                 state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-_FAILED_WRITES = ("No space left", "inline_container", "PytorchStreamWriter")
-
-
-@contextlib.contextmanager
-def _naming_a_full_disk(folder: str) -> Iterator[None]:
-    """torch and safetensors report a failed write in their own words: say what it is, and leave no half checkpoint."""
-    try:
-        yield
-    except Exception as error:
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        if not full and not any(words in str(error) for words in _FAILED_WRITES):
-            raise
-        if not os.path.exists(os.path.join(folder, COMMIT)):
-            shutil.rmtree(folder, ignore_errors=True)
-        free = shutil.disk_usage(os.path.dirname(folder)).free
-        raise UserError(f"{folder}: this checkpoint could not be written, its disk has {free / 1e6:,.0f} MB left "
-                        f"({error}). The checkpoints before it are whole: make room, or keep fewer (train.keep), and "
-                        "start again to resume.") from error
 
 
 def load_method_state(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:

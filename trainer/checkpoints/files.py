@@ -1,13 +1,12 @@
 """Where the files of checkpoints are: in the run folder, or staged on this node and uploaded to object storage.
 
-On object storage a save has a prefix of its own, so that a stale launch cannot overwrite what another one commits, and
-COMMIT.json is created only if there is none. What is read from there is checked against the hashes of the commit.
+On object storage a save has a prefix of its own, so that a stale launch cannot overwrite what another one commits.
+What is read is checked against the hashes of the commit.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import uuid
@@ -16,72 +15,28 @@ from concurrent.futures import ThreadPoolExecutor
 
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
-from lacuna.basics.json_text import parse_json
+from lacuna.basics.fence import Fence, Hold
+from lacuna.trainer.checkpoints.commits import COMMIT, DAMAGED, STEP, UNCOMMITTED, Commits, DamagedCommit
 from lacuna.trainer.run_folder import RunFolder
 from lacuna.trainer.world import World
 
-COMMIT = "COMMIT.json"
-DAMAGED = "DAMAGED.json"  # beside a commit: the state that belongs to it was found to be damaged
-UNCOMMITTED = f"no {COMMIT}"
-_STEP, _LAUNCH = "step-", "launch-"
 _TRIES = 3  # of a download whose bytes do not fit their hash
 _TRANSFERS = 4  # at a time
 
 
-class CheckpointFiles:
-    def __init__(self, folder: RunFolder, world: World):
+class CheckpointFiles(Commits):
+    def __init__(self, folder: RunFolder, world: World, fence: Fence | None = None):
+        super().__init__(storage.join(folder.url, "checkpoints"), fence)
         self.world, self.remote = world, folder.remote
-        self.root = storage.join(folder.url, "checkpoints")
         self._fetched = folder.path("checkpoints")
         self._saving = folder.path("checkpoints", f"saving-{world.rank}")
-        self._launch = 0
-
-    def url(self, name: str, *parts: str) -> str:
-        return storage.join(self.root, name, *parts)
-
-    def names(self) -> list[str]:
-        """Of all checkpoints, whole or torn, oldest first."""
-        return [name for name in storage.list_names(self.root) if name.startswith(_STEP)]
-
-    def committed(self, name: str) -> bool:
-        return storage.exists(self.url(name, COMMIT)) and not storage.exists(self.url(name, DAMAGED))
-
-    def condemn(self, name: str, reason: str) -> None:
-        """Any rank: no launch shall resume from this checkpoint. Nothing is deleted, so that it can be mended."""
-        if storage.exists(self.url(name, COMMIT)):
-            storage.write_atomic(self.url(name, DAMAGED), json.dumps({"reason": reason}).encode())
-
-    def remove(self, name: str) -> None:
-        # The commit goes first, so that a crash half-way leaves a torn folder, not a false one.
-        storage.remove([self.url(name, COMMIT)])
-        storage.remove_tree(self.url(name))
 
     # ---- fencing
 
     def begin_launch(self) -> None:
         """From here on an older launch of this run that still goes on can neither commit nor delete."""
-        if self.world.main:
-            mark = uuid.uuid4().hex.encode()
-            old = self._launches()
-            while not storage.create_exclusive(self._launch_url((old or [0])[-1] + 1), mark):
-                old = self._launches()
-            self._launch = (old or [0])[-1] + 1
-            storage.remove([self._launch_url(number) for number in old])
-        self.world.barrier()
-
-    def check_current(self) -> None:
-        """Rank 0, before it publishes or deletes."""
-        newest = self._launches()[-1:]
-        if self._launch and newest != [self._launch]:
-            raise UserError(f"{self.root}: a newer launch of this run has begun; this one ends without touching its "
-                            "checkpoints. Let only one run, or give one another name=….")
-
-    def _launches(self) -> list[int]:
-        names = [name.removeprefix(_LAUNCH) for name in storage.list_names(self.root) if name.startswith(_LAUNCH)]
-        return sorted(int(name) for name in names if name.isdigit())
-
-    def _launch_url(self, number: int) -> str:
-        return storage.join(self.root, f"{_LAUNCH}{number:06d}")
+        launch = self.world.broadcast(self.fence.begin() if self.world.main else None)
+        self.hold = Hold(self.fence, launch)
 
     # ---- writing
 
@@ -97,7 +52,7 @@ class CheckpointFiles:
         if self.remote:
             if self.world.leads_node:
                 for old in storage.list_names(self._fetched):
-                    if old.startswith(_STEP):
+                    if old.startswith(STEP):
                         shutil.rmtree(os.path.join(self._fetched, old), ignore_errors=True)
             shutil.rmtree(self._saving, ignore_errors=True)
             os.makedirs(self._saving)
@@ -136,28 +91,7 @@ class CheckpointFiles:
                 storage.sync_folder(base)
         return {"files": everything, "prefix": prefix}
 
-    def commit(self, name: str, body: dict) -> None:
-        """Rank 0: from here on the checkpoint counts."""
-        self.check_current()
-        data = json.dumps(body, indent=1).encode()
-        if not self.remote:
-            storage.write_atomic(self.url(name, COMMIT), data)
-        elif not storage.create_exclusive(self.url(name, COMMIT), data):
-            raise UserError(f"{self.url(name)}: another launch has committed this checkpoint. Let only one run.")
-
     # ---- reading
-
-    def commit_of(self, name: str) -> dict:
-        """The body of COMMIT.json; ValueError if it is damaged."""
-        body = parse_json(storage.read_bytes(self.url(name, COMMIT)))
-        if not isinstance(body, dict) or not isinstance(body.get("files"), dict):
-            raise ValueError("no list of files")
-        for file, facts in body["files"].items():
-            if os.path.isabs(file) or ".." in file.split("/"):
-                raise ValueError(f"file name {file!r}")
-            if not isinstance(facts, dict) or not {"bytes", "sha256"} <= facts.keys():
-                raise ValueError(f"facts of {file!r}")
-        return body
 
     def folder(self, name: str) -> str:
         """Where its files are on this node, once fetched."""
@@ -171,10 +105,8 @@ class CheckpointFiles:
             body = self.commit_of(name)
         except FileNotFoundError:
             return UNCOMMITTED
-        except UserError:
-            raise  # of the storage: the checkpoint may be whole
-        except ValueError as error:
-            return f"{COMMIT} is damaged: {error}"
+        except DamagedCommit as error:
+            return str(error)
         if not self.remote:
             # What no commit names must not be loaded either: DeepSpeed unpickles what it finds beside its files.
             foreign = [file for file in files_below(self.folder(name))

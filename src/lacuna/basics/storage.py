@@ -20,7 +20,7 @@ from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
 from lacuna.basics.errors import UserError
-from lacuna.basics.retries import retrying
+from lacuna.basics.retries import TRANSFER_SECONDS, retrying
 
 Buffer = Any  # bytes, bytearray, memoryview or a contiguous array
 _SYNC_THREADS = 8
@@ -65,11 +65,12 @@ def read_bytes(url: str, expected: int | None = None) -> bytes:
 
     def fetch() -> bytes:
         fs, path = _file_system(url)
-        data = fs.cat_file(path)
-        whole = fs.size(path) if expected is None else expected
-        if whole is not None and whole != len(data):
-            raise OSError(f"{url}: got {len(data)} of {whole} bytes")
-        return data
+        for _ in range(2):  # the object may have been replaced between the two questions
+            data = fs.cat_file(path)
+            whole = fs.size(path) if expected is None else expected
+            if whole is None or whole == len(data):
+                return data
+        raise OSError(f"{url}: got {len(data)} of {whole} bytes")
 
     return retrying(fetch, url)
 
@@ -292,11 +293,11 @@ def remove_tree(url: str) -> None:
 def upload(path: str, url: str) -> None:
     """A local file to object storage, in parts if it is large; it appears whole or not at all."""
     fs, target = _file_system(url)
-    retrying(lambda: fs.put_file(path, target), url)
+    retrying(lambda: fs.put_file(path, target), url, TRANSFER_SECONDS)
 
 
 def download(url: str, path: str) -> None:
     """An object to a local file; who knows its hash checks it."""
     fs, source = _file_system(url)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    retrying(lambda: fs.get_file(source, path), url)
+    retrying(lambda: fs.get_file(source, path), url, TRANSFER_SECONDS)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lacuna.basics.errors import UserError
-from lacuna.state_store.log import StaleAttempt
+from lacuna.basics.fence import LostLaunch
 from tests.helpers.state.samples import (
     BY_NAME,
     FIELDS,
@@ -37,9 +37,9 @@ class Conformance:
         raise NotImplementedError
 
     def open(self, store, **options):
-        attempt = options.pop("attempt", None) or store.begin_attempt()
+        launch = options.pop("launch", None) or store.begin_launch()
         options.setdefault("initials", INITIALS)
-        return store.session(attempt, budget=self.budget, **options)
+        return store.session(launch, budget=self.budget, **options)
 
     @staticmethod
     def train(session, state, epoch, order=None, seed=0, snapshot_at=None):
@@ -215,7 +215,7 @@ class Conformance:
                 session.restore("e3")
 
     def test_snapshot_names(self, store):
-        """A name is used once per attempt; a new launch may make it again, and the newer one counts."""
+        """A name is used once per launch; a new launch may make it again, and the newer one counts."""
         state = initial_state(SEED)
         with self.open(store) as session:
             session.snapshot("a")
@@ -228,16 +228,16 @@ class Conformance:
             assert_same(session, state)
             assert [e.name for e in store.snapshots()] == ["a"]
 
-    def test_stale_attempt_cannot_publish(self, store):
+    def test_a_lost_launch_cannot_publish(self, store):
         """After a new launch has begun, the old one can neither commit nor delete."""
         old = self.open(store)
         old.snapshot("mine")
         new = self.open(store, snapshot="mine")
-        with pytest.raises(StaleAttempt, match=r"attempt 1.*attempt 2"):
+        with pytest.raises(LostLaunch, match=r"launch 2.*launch 1"):
             old.snapshot("late")
-        with pytest.raises(StaleAttempt):
+        with pytest.raises(LostLaunch):
             old.collect([])
-        with pytest.raises(StaleAttempt):
+        with pytest.raises(LostLaunch):
             store.session(1, budget=self.budget, initials=INITIALS)
         assert [e.name for e in store.snapshots()] == ["mine"]
         old.close()
@@ -293,8 +293,8 @@ class Conformance:
 
     def test_two_ranks_exchange_and_commit(self, store):
         """Two ranks train disjoint shards, swap them in the next epoch, and one commit holds both ranks' rows."""
-        state, attempt = initial_state(SEED), store.begin_attempt()
-        ranks = [self.open(store, attempt=attempt, rank=r, world=2) for r in range(2)]
+        state, launch = initial_state(SEED), store.begin_launch()
+        ranks = [self.open(store, launch=launch, rank=r, world=2) for r in range(2)]
         halves = ([0, 2, 4], [1, 3, 5])
         for epoch in range(3):
             for rank, order in zip(ranks, halves if epoch % 2 else halves[::-1], strict=True):
@@ -316,8 +316,8 @@ class Conformance:
 
     def test_two_ranks_cannot_hold_one_shard(self, store):
         """A shard that another rank holds, a rank opened twice, and a skipped exchange are errors, not lost updates."""
-        attempt = store.begin_attempt()
-        a, b = (self.open(store, attempt=attempt, rank=r, world=2) for r in range(2))
+        launch = store.begin_launch()
+        a, b = (self.open(store, launch=launch, rank=r, world=2) for r in range(2))
         a.begin([0, 1], 0)
         with pytest.raises(UserError, match="shard 1 is held by rank 0"):
             b.begin([1, 5], 0)
@@ -327,7 +327,7 @@ class Conformance:
         with pytest.raises(UserError, match="shard 0 is held by rank 0"):
             b.lease(0)
         with pytest.raises(UserError, match="already has a session"):
-            self.open(store, attempt=attempt, rank=1, world=2)
+            self.open(store, launch=launch, rank=1, world=2)
         b.lease(3)
         b.release(3)
         a.finish()

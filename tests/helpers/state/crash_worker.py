@@ -42,9 +42,9 @@ def open_or_create(url: str) -> state_store.StateStore:
 
 def main(url: str, steps: int) -> None:
     store = open_or_create(url)
-    attempt = store.begin_attempt()
+    launch = store.begin_launch()
     done = store.snapshots()
-    with store.session(attempt, budget=6_000, initials=INITIALS, snapshot=done[-1].name if done else None) as session:
+    with store.session(launch, budget=6_000, initials=INITIALS, snapshot=done[-1].name if done else None) as session:
         first = done[-1].meta["step"] + 1 if done else 0
         for step in range(first, first + steps):
             last = None

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from lacuna.basics.errors import UserError
+from lacuna.basics.fence import LostLaunch
 from lacuna.state_store import histograms
 from lacuna.state_store.fields import Field
 from lacuna.state_store.io_threads import Metrics
-from lacuna.state_store.log import Entry, StaleAttempt
+from lacuna.state_store.log import Snapshot
 from lacuna.state_store.manifest import Delta, Refs, check_deltas, merged, walk
 from lacuna.state_store.rows import Rows
 from lacuna.state_store.schema import Schema
@@ -26,43 +27,43 @@ from lacuna.state_store.store import Initials
 class MemoryStore:
     def __init__(self, rows: Sequence[int] | np.ndarray, fingerprint: str, fields: Sequence[Field], seed: int = 0):
         self.schema = Schema.of(rows, fingerprint, fields, seed)
-        self.attempt, self.lock = 0, threading.Lock()
-        self.kept: dict[str, tuple[Entry, Refs]] = {}  # here a version is the rows themselves
+        self.launch, self.lock = 0, threading.Lock()
+        self.kept: dict[str, tuple[Snapshot, Refs]] = {}  # here a version is the rows themselves
         self.claims: dict[int, set[int]] = {}  # rank → shards
         self.number = 0
 
-    def snapshots(self) -> list[Entry]:
+    def snapshots(self) -> list[Snapshot]:
         return sorted((entry for entry, _ in self.kept.values()), key=lambda entry: entry.number)
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> Snapshot:
         if name not in self.kept:
             raise UserError(f"no snapshot {name!r}; there are {sorted(self.kept) or 'none'}.")
         return self.kept[name][0]
 
-    def begin_attempt(self) -> int:
-        self.attempt += 1
+    def begin_launch(self) -> int:
+        self.launch += 1
         self.claims = {}
-        return self.attempt
+        return self.launch
 
-    def session(self, attempt: int, rank: int = 0, world: int = 1, **options) -> MemorySession:
-        return MemorySession(self, attempt, rank, world, **options)
+    def session(self, launch: int, rank: int = 0, world: int = 1, **options) -> MemorySession:
+        return MemorySession(self, launch, rank, world, **options)
 
-    def check_current(self, attempt: int) -> None:
-        if attempt != self.attempt:
-            raise StaleAttempt(f"attempt {attempt} may not write: attempt {self.attempt} is the newest. Stop this one.")
+    def check_current(self, launch: int) -> None:
+        if launch != self.launch:
+            raise LostLaunch(f"launch {self.launch} has begun, so launch {launch} may not write any more. Stop it.")
 
 
 class MemorySession:
-    def __init__(self, store: MemoryStore, attempt: int, rank: int = 0, world: int = 1, budget: int = 0,
+    def __init__(self, store: MemoryStore, launch: int, rank: int = 0, world: int = 1, budget: int = 0,
                  snapshot: str | None = None, initials: Initials | None = None,
                  excluded: dict[str, histograms.Excluded] | None = None,
                  initial_counts: dict[str, np.ndarray] | None = None, threads: int | None = None):
-        store.check_current(attempt)
+        store.check_current(launch)
         if rank in store.claims:
-            raise UserError(f"rank {rank} of attempt {attempt} already has a session. Close it first; a new launch "
-                            "calls begin_attempt().")
+            raise UserError(f"rank {rank} of launch {launch} already has a session. Close it first; a new launch "
+                            "calls begin_launch().")
         store.claims[rank] = set()
-        self.store, self.schema, self.attempt, self.rank, self.world = store, store.schema, attempt, rank, world
+        self.store, self.schema, self.launch, self.rank, self.world = store, store.schema, launch, rank, world
         self.initials, self.excluded, self.epoch = dict(initials or {}), dict(excluded or {}), 0
         self.metrics = Metrics()
         self._closed = self._exchange_due = False
@@ -130,23 +131,23 @@ class MemorySession:
         for shard in self._leased():
             self._keep(shard)
         changes = {name: self._counted(name) - counts for name, counts in self._counts.items()}
-        return Delta(self.attempt, self.rank, self.world, durable,
+        return Delta(self.launch, self.rank, self.world, durable,
                      {name: dict(shards) for name, shards in self._written.items()}, changes)
 
-    def commit(self, name: str, deltas: Sequence[Delta], meta: dict | None = None) -> Entry:
-        check_deltas(list(deltas), self.attempt, self.world)
+    def commit(self, name: str, deltas: Sequence[Delta], meta: dict | None = None) -> Snapshot:
+        check_deltas(list(deltas), self.launch, self.world)
         if not all(delta.durable for delta in deltas):
             raise UserError("a delta of prepare(durable=False) cannot be committed: call prepare() on every rank.")
-        self.store.check_current(self.attempt)
-        if name in self.store.kept and self.store.kept[name][0].attempt == self.attempt:
+        self.store.check_current(self.launch)
+        if name in self.store.kept and self.store.kept[name][0].launch == self.launch:
             raise UserError(f"snapshot {name!r} exists: snapshots are immutable. Choose another name, or delete it.")
         self.store.number += 1
-        entry = Entry(self.store.number, "snapshot", self.attempt, name, created=time.time(), meta=dict(meta or {}))
+        entry = Snapshot(self.store.number, self.launch, name, created=time.time(), meta=dict(meta or {}))
         self.store.kept[name] = (entry, merged(self._base, list(deltas)))
         return entry
 
     def adopt(self, deltas: Sequence[Delta]) -> None:
-        check_deltas(list(deltas), self.attempt, self.world)
+        check_deltas(list(deltas), self.launch, self.world)
         self._base, self._exchange_due = merged(self._base, list(deltas)), False
         own = next(delta for delta in deltas if delta.rank == self.rank)
         for name, shard, rows in walk(own.refs):
@@ -155,7 +156,7 @@ class MemorySession:
         self._counts = {name: counts + sum(delta.histograms[name] for delta in deltas)
                         for name, counts in self._counts.items()}
 
-    def snapshot(self, name: str, meta: dict | None = None) -> Entry:
+    def snapshot(self, name: str, meta: dict | None = None) -> Snapshot:
         deltas = [self.prepare()]
         entry = self.commit(name, deltas, meta)
         self.adopt(deltas)
@@ -167,7 +168,7 @@ class MemorySession:
         self._exchange_due = False
 
     def collect(self, keep: Sequence[str]) -> None:
-        self.store.check_current(self.attempt)
+        self.store.check_current(self.launch)
         self.store.kept = {self.store.entry(name).name: self.store.kept[name] for name in keep}
 
     def delete_snapshot(self, name: str) -> None:
@@ -176,7 +177,7 @@ class MemorySession:
 
     def read_shard(self, field: str, shard: int) -> np.ndarray:
         if self.slots.slot_of[shard] >= 0:
-            raise UserError(f"shard {shard} is leased: passes over all rows run between epochs, after finish().")
+            raise UserError(f"shard {shard} is leased: sweeps over all rows run between epochs, after finish().")
         return np.array(self._current(field, shard))
 
     def histogram(self, field: str) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from lacuna.basics.errors import UserError
+from lacuna.trainer.checkpoints.commits import signed
 from lacuna.trainer.checkpoints.files import CheckpointFiles, facts_of
 from lacuna.trainer.config.files import load_config
 from lacuna.trainer.config.sections import parse_config
@@ -43,8 +44,19 @@ def files_of(folder: Path) -> CheckpointFiles:
     (step / "model.safetensors").write_bytes(b"weights")
     (step / "engine" / "states.pt").write_bytes(b"optimizer")
     files = {name: facts_of(str(step / name)) for name in ("model.safetensors", "engine/states.pt")}
-    (step / "COMMIT.json").write_text(json.dumps({"files": files, "world": 1, "zero_stage": 0, "fingerprints": {}}))
+    (step / "COMMIT.json").write_bytes(signed({"files": files, "world": 1, "zero_stage": 0, "fingerprints": {},
+                                               "position": {}}))
     return CheckpointFiles(RunFolder(str(folder), world), world)
+
+
+def resigned(data: bytes) -> bytes:
+    """With a checksum that fits: damage has none, but a stranger can make one."""
+    try:
+        body = json.loads(data)
+        body.pop("sha256", None)
+        return signed(body)
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return data
 
 
 def targets(tmp_path: Path) -> dict:
@@ -71,10 +83,11 @@ def targets(tmp_path: Path) -> dict:
         "config": (damaged_bytes(CONFIG), config),
         "config values": (damaged_json(json.dumps(BODY).encode()), config),
         "commit": (damaged_json(commit.read_bytes()), committed),
+        "signed commit": (damaged_json(commit.read_bytes()), lambda data: committed(resigned(data))),
     }
 
 
-NAMES = ["table", "table values", "config", "config values", "commit"]
+NAMES = ["table", "table values", "config", "config values", "commit", "signed commit"]
 
 
 def test_damaged_configs_tables_and_commits(tmp_path):
@@ -99,8 +112,10 @@ def test_a_checkpoint_counts_only_with_exactly_the_committed_files(tmp_path):
     assert files.problem("step-00000001") == "engine/states.pt is damaged"
     body = json.loads((step / "COMMIT.json").read_text())
     body["files"]["../../outside"] = body["files"]["model.safetensors"]
-    (step / "COMMIT.json").write_text(json.dumps(body))
-    assert "COMMIT.json is damaged" in (files.problem("step-00000001") or "")
+    (step / "COMMIT.json").write_bytes(resigned(json.dumps(body).encode()))
+    assert files.problem("step-00000001") == "COMMIT.json is damaged: file name '../../outside'"
+    (step / "COMMIT.json").write_text(json.dumps({**body, "world": 2}))
+    assert "its checksum does not fit" in (files.problem("step-00000001") or "")
 
 
 def test_secrets_in_urls_are_refused_without_being_repeated():
@@ -118,9 +133,9 @@ def test_a_stale_launch_can_neither_commit_nor_delete(tmp_path):
     old.begin_launch()
     old.check_current()
     new.begin_launch()
-    with pytest.raises(UserError, match="a newer launch of this run has begun"):
+    with pytest.raises(UserError, match="launch 2 of this run has begun, so launch 1 ends here"):
         old.commit("step-00000002", {"files": {}})
-    with pytest.raises(UserError, match="a newer launch"):
+    with pytest.raises(UserError, match="launch 2 of this run has begun"):
         old.begin("step-00000001")
     assert old.committed("step-00000001")
     new.check_current()

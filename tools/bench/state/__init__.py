@@ -86,7 +86,7 @@ def _epoch(quick: bool, args: argparse.Namespace, folder: str, found: Found) -> 
         name = "vs_bare_loop_histogram" if histogram else "vs_bare_loop"
         store = state_store.create(f"{folder}/{name}", [args.rows] * shards, "bench", fields)
         logical = 2 * store.schema.shard_bytes * shards / 1e6
-        with store.session(store.begin_attempt(), budget=8 * store.schema.shard_bytes + (64 << 20)) as session:
+        with store.session(store.begin_launch(), budget=8 * store.schema.shard_bytes + (64 << 20)) as session:
             parts.fill(session)
             plain = parts.BareLoop(f"{folder}/{name}-plain", session)
             ours: list[float] = []
@@ -109,7 +109,7 @@ def _epoch(quick: bool, args: argparse.Namespace, folder: str, found: Found) -> 
 def _batch(quick: bool, args: argparse.Namespace, folder: str, found: Found) -> None:
     store = state_store.create(folder, [args.rows] * 8, "bench", parts.imagenet_fields(args.width or 1000))
     rng = np.random.default_rng(0)
-    with store.session(store.begin_attempt(), budget=9 * store.schema.shard_bytes) as session:
+    with store.session(store.begin_launch(), budget=9 * store.schema.shard_bytes) as session:
         parts.fill(session)
         for shard in range(8):
             session.lease(shard)
@@ -158,7 +158,7 @@ def _step(quick: bool, args: argparse.Namespace, folder: str, found: Found) -> N
     shards, rounds = args.shards or (20 if quick else 64), args.rounds or (3 if quick else 4)
     steps = args.steps or (40 if quick else 150)
     store = state_store.create(folder, [args.rows] * shards, "bench", parts.imagenet_fields(args.width or 1000))
-    with store.session(store.begin_attempt(), budget=15 * store.schema.shard_bytes) as session:
+    with store.session(store.begin_launch(), budget=15 * store.schema.shard_bytes) as session:
         parts.fill(session)
         before = parts.checksum(session)
         with_state, without = [], []
@@ -194,7 +194,7 @@ def _snapshot(quick: bool, args: argparse.Namespace, folder: str, found: Found) 
     found.details["create_seconds"] = round(time.perf_counter() - started, 3)
     dirty = range(0, shards, 100)
     totals, writes, opens = [], [], []
-    with store.session(store.begin_attempt(), budget=300 * store.schema.shard_bytes) as session:
+    with store.session(store.begin_launch(), budget=300 * store.schema.shard_bytes) as session:
         parts.touch(session, range(shards))
         session.snapshot("all")
         for turn in range(args.rounds or 3):

@@ -232,7 +232,7 @@ def _probe(folder: str, samples: int, rows: int, width: int, budget: int) -> Non
     imports = peak_resident_bytes()
     fields = [f for f in imagenet_fields(width, histogram=True) if width == 1000 or not f.name.startswith("heat")]
     store = state_store.create(folder, [rows] * (samples // rows), "bench", fields)
-    with store.session(store.begin_attempt(), budget=budget) as session:
+    with store.session(store.begin_launch(), budget=budget) as session:
         fill(session)
         sequential_epoch(session)
         session.snapshot("end")

@@ -61,7 +61,7 @@ def loss_of(name, made, logits, rows, **settings):
     if method.fields():
         store = MemoryStore(source.index.rows, "", method.fields())
         given = {f.name: (lambda shard, n=f.name: method.initial_rows(n, labels, shard)) for f in method.fields()}
-        session = store.session(store.begin_attempt(), budget=1 << 20, initials=given)
+        session = store.session(store.begin_launch(), budget=1 << 20, initials=given)
         session.begin([0, 1], 0)
         session.lease(0)
         session.lease(1)

@@ -23,7 +23,7 @@ from lacuna.state_store.sweep import map_shards
 FORMATS = ("parquet", "npz")
 
 
-def export_zarr(reader: SnapshotReader, url: str) -> int:
+def zarr_copy(reader: SnapshotReader, url: str) -> int:
     """A plain Zarr v3 group with every chunk in place, never-written ones with their initial values; returns chunks.
 
     Rows beyond a shard's own (the array is as long as the longest shard) have no meaning.
@@ -43,7 +43,7 @@ def export_zarr(reader: SnapshotReader, url: str) -> int:
     return count
 
 
-def export_references(reader: SnapshotReader, url: str) -> int:
+def reference_copy(reader: SnapshotReader, url: str) -> int:
     """A reference manifest (fsspec's `reference://`): outside readers see the snapshot in place, nothing is copied.
 
     Chunks that were never written are the fill value, so fields with drawn or given initial values must be written.
@@ -63,7 +63,7 @@ def export_references(reader: SnapshotReader, url: str) -> int:
     return len(refs)
 
 
-def export_rows(reader: SnapshotReader, keys: Keys, url: str, kind: str = "parquet",
+def row_copies(reader: SnapshotReader, keys: Keys, url: str, kind: str = "parquet",
                 fields: Sequence[str] | None = None) -> int:
     """One file a shard with the sample key and each field's values (floats, booleans, integers); returns rows."""
     if kind not in FORMATS:
