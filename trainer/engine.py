@@ -20,7 +20,8 @@ from lacuna.trainer.world import World
 _CONFIG_FOLDER = os.path.join(CONFIGS, "deepspeed")
 _OURS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
          "optimizer", "scheduler", "bf16", "torch_autocast")
-_NUMBERS_EXCHANGED = 4_000_000  # gradients in one message
+# Gradients in one message: on CPUs what stays in the cache while it is copied, elsewhere what fills the links.
+_ON_CPU, _ON_DEVICE = 4_000_000, 16_000_000
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,10 @@ def build_engine(model: Classifier, config: Config, phase: PhaseConfig, world: W
     model.set_trainable(phase.trainable)
     groups = _groups(model, phase)
     optimizer = _optimizer(groups, phase, config.train.compile)
+    on_cpu = world.device.type == "cpu"
     body = deepspeed_config(config, phase, world.size)
+    if "zero_optimization" in body:  # gradients travel beside the backward where that has another processor
+        body["zero_optimization"] = {"overlap_comm": not on_cpu, **body["zero_optimization"]}
     if universal:
         body["checkpoint"] = {**body.get("checkpoint", {}), "load_universal": True}
     model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # DeepSpeed sends flat weights
@@ -55,7 +59,8 @@ def build_engine(model: Classifier, config: Config, phase: PhaseConfig, world: W
         if world.size == 1:
             engine.enable_backward_allreduce = False  # nobody to average with: a sixth of a small model's step
         # By default all gradients are copied into one new buffer and back: a third of an exchange on CPUs.
-        engine.allreduce_gradients = functools.partial(engine.allreduce_gradients, bucket_size=_NUMBERS_EXCHANGED)
+        engine.allreduce_gradients = functools.partial(engine.allreduce_gradients,
+                                                       bucket_size=_ON_CPU if on_cpu else _ON_DEVICE)
     if config.train.channels_last and not zero_stage(config, phase):
         # ZeRO's weights are views of one flat buffer and stay so: there channels-last inputs decide.
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

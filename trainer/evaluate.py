@@ -17,6 +17,7 @@ from lacuna.trainer.methods import score_of
 from lacuna.trainer.metrics.collector import ScoreCollector
 from lacuna.trainer.metrics.measures import RankingResult
 from lacuna.trainer.models.classifier import Classifier
+from lacuna.trainer.on_device.scores import ScoreBlock
 from lacuna.trainer.world import Watchdog, World
 
 EVAL_BATCH = 64
@@ -29,6 +30,7 @@ def evaluate(model: Classifier, source: ShardSource, config: Config, world: Worl
     plan = EpochPlan(source.rows, 0, 0, world.size, EVAL_BATCH * world.size, open_shards=1, shuffle=False)
     first = source.index.rows.cumsum() - source.index.rows
     collector, score = ScoreCollector(source.classes), score_of(config.method)
+    block = ScoreBlock(collector)
     was_training = model.training
     model.eval()
     bad: list[BadSample] = []
@@ -40,7 +42,8 @@ def evaluate(model: Classifier, source: ShardSource, config: Config, world: Worl
                 logits = model(model_inputs(batch.inputs, config, world))[0]
                 # The ordinal makes tied scores come in the same order on any number of ranks.
                 ordinals = first[batch.shards] + batch.rows
-                collector.add(score(logits).float().cpu(), batch.labels, ordinals=ordinals)
+                block.add(score(logits).float(), batch.labels, ordinals)
+        block.flush()
     model.train(was_training)
     judge_bad([sample for part in world.gather(bad) for sample in part], int(source.rows.sum()),
               config.data.max_bad_fraction, f"data.{where}")

@@ -141,7 +141,7 @@ class Phase:
 
 def update_ema(ema: torch.nn.Module, model: torch.nn.Module, decay: float) -> None:
     with torch.no_grad():
-        for average, weight in zip(ema.parameters(), model.parameters(), strict=True):
-            average.lerp_(weight, 1 - decay)
-        for copied, buffer in zip(ema.buffers(), model.buffers(), strict=True):
-            copied.copy_(buffer)
+        # One kernel for many tensors where the device has it.
+        torch._foreach_lerp_(list(ema.parameters()), list(model.parameters()), 1 - decay)
+        if buffers := list(ema.buffers()):
+            torch._foreach_copy_(buffers, list(model.buffers()))
