@@ -69,6 +69,7 @@ def train(run: Run) -> dict:
 
     loop.take_step = step
     RECORD.waits.clear()
+    run.checkpoints.begin_launch()
     open_state(run, None)
     phase, position, losses = Phase(run, 0, None), Position(), []
     for epoch in range(run.config.phases[0].epochs):
