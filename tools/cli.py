@@ -33,6 +33,8 @@ COMMANDS = {
     "export": ("export", "make a model folder from a checkpoint: safetensors, labels.json, ONNX"),
     "predict": ("predict", "what an exported model says about images, with a picture of heatmaps"),
     "suggest": ("suggest", "the missing labels that a model is most sure of, at a chosen precision"),
+    "select": ("select", "which labels to ask a person for next, for a budget of questions"),
+    "audit": ("audit", "likely wrong labels, leaks between splits, outliers and confused classes of a dataset"),
     "import-scores": ("import_scores", "read tables of scores made elsewhere (CLIP, another run) into a store"),
     "methods": ("methods", "list the methods: paper, per-sample state, needs, settings and defaults"),
     "plan": ("plan", "say what a run will need (disk, memory, I/O, time) and what will not fit"),

@@ -4,7 +4,8 @@
   lacuna explore runs/my-run --port 0             any free port
   lacuna explore s3://bucket/runs/my-run          a run on object storage
   lacuna explore runs/my-run --labels suggested   another sidecar of the same training set
-Views: the most likely missing labels, annotated labels that the model disagrees with, and the samples of a class. Keys:
+Views: the most likely missing labels, annotated labels that the model disagrees with, the samples of a class, and the
+questions that `lacuna select RUN` chose. Keys:
 a accept, r reject, u undo, j and k next and previous, h heatmap. Decisions are kept in RUN/explore/, the app exports
 them there as CSV or Parquet, or as a sidecar to train with (data.train.labels=NAME). For a run on object storage that
 folder is here: NAME-xxxxxxxx/explore/, and a sidecar goes to the training set.

@@ -103,7 +103,7 @@ function draw() {
   at("picture").alt = sample.key;
   at("key").textContent = `${sample.key} (shard ${item.shard}, row ${item.row})`;
   const score = item.score === null ? "" : ` ${item.score.toFixed(3)}`;
-  at("question").textContent = (state.view === "missing" ? `Is this ${item.name}?` : item.name) + score;
+  at("question").textContent = (["missing", "questions"].includes(state.view) ? `Is this ${item.name}?` : item.name) + score;
   at("decision").textContent = item.decision ? item.decision + "ed" : "";
   at("decision").className = item.decision || "";
   at("labels").textContent = [...sample.positives.map((name) => "+ " + name), ...sample.negatives.slice(0, 20).map((name) => "− " + name)].join(", ") || "none";

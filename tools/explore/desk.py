@@ -21,6 +21,7 @@ from lacuna.tools.explore.columns import Beliefs, Columns
 from lacuna.tools.explore.decisions import Decisions
 from lacuna.tools.heatmaps import maps_of, overlay
 from lacuna.tools.run_files import while_written
+from lacuna.tools.select.questions import read_questions
 
 _KEPT = 8  # shards in memory at a time, of every kind
 _PAGE = 200
@@ -68,10 +69,12 @@ class Desk:
                             for i, name in enumerate(index.classes)]}
 
     def page(self, view: str, cls: int | None, start: int, count: int) -> dict[str, Any]:
-        if view not in ("missing", "disagree", "annotated") or (view == "annotated" and cls is None):
-            raise UserError(f"view {view!r}: legal are missing, disagree, and annotated with a class.")
+        if view not in ("missing", "disagree", "annotated", "questions") or (view == "annotated" and cls is None):
+            raise UserError(f"view {view!r}: legal are missing, disagree, questions, and annotated with a class.")
         self._check_class(cls)
-        total, items = self.columns.list(view, cls, max(0, start), min(max(1, count), _PAGE))
+        start, count = max(0, start), min(max(1, count), _PAGE)
+        total, items = (self._questions(cls, start, count) if view == "questions"
+                        else self.columns.list(view, cls, start, count))
         for item in items:
             item["name"] = self.source.index.classes[item["class"]]
             item["decision"] = self.decisions.made.get((item["shard"], item["row"], item["class"]))
@@ -125,6 +128,12 @@ class Desk:
             raise UserError(f"export {kind!r}: legal are csv, parquet, sidecar.")
         path = os.path.join(os.path.dirname(self.decisions.path), f"decisions.{kind}")
         return {"written": path, "entries": self.decisions.save_table(path), "use": ""}
+
+    def _questions(self, cls: int | None, start: int, count: int) -> tuple[int, list[dict[str, Any]]]:
+        """What `lacuna select` asked last, in its order; read each time, so that a new selection shows at once."""
+        asked = read_questions(os.path.dirname(self.decisions.path), self.source.sidecar.name)
+        asked = [item for item in asked if cls is None or item["class"] == cls]
+        return len(asked), asked[start : start + count]
 
     def _open(self, shard: int, row: int) -> OpenShard:
         shards = self.source.index.shards

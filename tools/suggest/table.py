@@ -15,9 +15,9 @@ import numpy as np
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.index import ShardIndex, Sidecar, SidecarWriter, sidecar_names
-from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
+from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, SparseLabels
 
-COLUMNS = ("key", "shard", "row", "class", "class_id", "name", "score", "precision")
+COLUMNS = ("key", "shard", "row", "class", "class_id", "name", "score", "precision", "promise")
 FORMATS = (".csv", ".parquet")
 
 
@@ -31,36 +31,28 @@ class Suggestions:
     classes: list[np.ndarray] = field(default_factory=list)
     scores: list[np.ndarray] = field(default_factory=list)
 
-    def add(self, shard: int, rows: np.ndarray, scores: np.ndarray, labels: np.ndarray,
-            thresholds: np.ndarray) -> np.ndarray:
-        """Take unknown entries of labels [n, L] whose score reaches its class's threshold; returns which they are."""
-        chosen = (labels == UNKNOWN) & (scores >= thresholds)
+    def add(self, shard: int, rows: np.ndarray, scores: np.ndarray, chosen: np.ndarray) -> None:
+        """Take the chosen entries (bool [n, L]) of a shard's rows."""
         place, cls = np.nonzero(chosen)
         self.shards.append(np.full(len(place), shard, np.int32))
         self.rows.append(rows[place].astype(np.int32))
         self.classes.append(cls.astype(np.int32))
         self.scores.append(scores[place, cls].astype(np.float32))
-        return chosen
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.rows)
 
-    def sorted(self, most: int | None = None) -> dict[str, np.ndarray]:
-        """Columns by class, the surest first; at most so many of a class."""
+    def sorted(self) -> dict[str, np.ndarray]:
+        """Columns by class, the surest first."""
         joined = {name: np.concatenate(parts) if parts else np.zeros(0, np.int32) for name, parts in (
             ("shard", self.shards), ("row", self.rows), ("class", self.classes), ("score", self.scores))}
         order = np.lexsort((joined["row"], joined["shard"], -joined["score"], joined["class"]))
-        columns = {name: values[order] for name, values in joined.items()}
-        if most is None or not len(order):
-            return columns
-        starts = np.searchsorted(columns["class"], columns["class"])
-        kept = np.arange(len(order)) - starts < most
-        return {name: values[kept] for name, values in columns.items()}
+        return {name: values[order] for name, values in joined.items()}
 
 
 def table(index: ShardIndex, columns: dict[str, np.ndarray],
-          precision: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> dict[str, list]:
-    """What people get: `precision(classes, scores)` is what the validation set promises for each entry's score."""
+          precision: Callable[[np.ndarray, np.ndarray], np.ndarray], pooled: np.ndarray) -> dict[str, list]:
+    """What people get: `precision(classes, scores)` estimates it; `pooled` [L] says whose promise is a pool's."""
     keys: list[str] = [""] * len(columns["row"])
     for shard in np.unique(columns["shard"]):
         names = index.members(int(shard)).keys
@@ -71,7 +63,8 @@ def table(index: ShardIndex, columns: dict[str, np.ndarray],
     return {"key": keys, "shard": columns["shard"].tolist(), "row": columns["row"].tolist(), "class": classes,
             "class_id": [ids[c] for c in classes], "name": [index.classes[c] for c in classes],
             "score": columns["score"].tolist(),
-            "precision": precision(columns["class"], columns["score"]).round(4).tolist()}
+            "precision": precision(columns["class"], columns["score"]).round(4).tolist(),
+            "promise": ["pool" if pooled[c] else "class" for c in classes]}
 
 
 def write_table(url: str, columns: dict[str, list]) -> None:
