@@ -208,9 +208,19 @@ def load_engine(engine, checkpoint: Checkpoint, world: World, on_every_node: boo
             raise RuntimeError(f"ds_to_universal failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     world.barrier()
     _load(engine, folder)
+    _load_buffers(engine.module, checkpoint)
     world.barrier()
     if converts:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _load_buffers(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
+    """What a model keeps beside its parameters (statistics): the universal form has no place for it."""
+    kept = load_file(os.path.join(checkpoint.folder, MODEL))
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name in kept:
+                buffer.copy_(kept[name])
 
 
 def _load(engine, folder: str) -> None:
