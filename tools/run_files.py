@@ -45,6 +45,21 @@ def while_written(run: str, look: Callable[[], T]) -> T:
                     f"write fewer (train.keep, train.checkpoint_every). The last time: {last}")
 
 
+def each_kept(names: Callable[[], list[str]], look: Callable[[str], T]) -> dict[str, T]:
+    """What `look` finds out about each of the checkpoints or snapshots that `names` lists, oldest first; one that the
+    writer removes meanwhile is left out, but the newest of them all."""
+    listed, found = names(), dict[str, T]()
+    for name in reversed(listed):  # the newest stays longest: the others are looked at afterwards
+        try:
+            found[name] = look(name)
+        except (AccessDenied, Unreachable):
+            raise
+        except (UserError, FileNotFoundError):
+            if name == listed[-1] or name in names():
+                raise
+    return {name: found[name] for name in listed if name in found}
+
+
 def _commits(run: str) -> set[str]:
     """Names that change with every commit: checkpoints and the logs of the run and of its state."""
     places = ("checkpoints", "checkpoints/log", "state/log", "log")

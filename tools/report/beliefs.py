@@ -7,7 +7,7 @@ Legend: n samples, L classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from lacuna.data_pipelines.source import ShardSource
 from lacuna.state_store.fields import Field
 from lacuna.state_store.store import StateStore
 from lacuna.tools.report.recorded_run import Lacks, RecordedRun
+from lacuna.tools.run_files import each_kept
 from lacuna.trainer.metrics.measures import average_precision
 
 BINS = 20
@@ -36,6 +37,15 @@ class View:
     shard: Callable[[int], tuple[np.ndarray, np.ndarray] | None]
 
 
+@dataclass(frozen=True)
+class Views:
+    """All moments that a run keeps; they are opened one at a time, since the run may still be written."""
+
+    origin: str
+    names: Callable[[], list[str]]  # of snapshots or checkpoints, oldest first
+    view: Callable[[str], View]
+
+
 def beliefs_of(folder: RecordedRun, full_name: str, samples: int, score: bool, lacks: Lacks) -> dict[str, Any] | None:
     source = folder.train
     if source is None:
@@ -47,12 +57,12 @@ def beliefs_of(folder: RecordedRun, full_name: str, samples: int, score: bool, l
     elif full.fingerprint == source.sidecar.fingerprint:
         lacks(unobserved, "it was trained with the full labels: nothing is unobserved.")
         full = None
-    origin, views = _views(folder, source, score, lacks)
-    if not views:
+    views = _views(folder, source, score, lacks)
+    if views is None or not views.names():
         return None
     chosen = spread_shards(source, min(samples, max(1, _MOST_ENTRIES // source.classes)))
-    taken = [_look(view, source, full, chosen) for view in views]
-    moments = [{"step": view.step, **facts} for view, facts in zip(views, taken, strict=True) if facts]
+    taken = each_kept(views.names, lambda name: _look(views.view(name), source, full, chosen))
+    moments = [{"step": step_of(name), **facts} for name, facts in taken.items() if facts]
     if not moments:
         lacks("beliefs about training labels", "no shard of the state was ever written.")
         return None
@@ -61,7 +71,7 @@ def beliefs_of(folder: RecordedRun, full_name: str, samples: int, score: bool, l
         source.index.classes, last["estimated"], last["true"], strict=True)]
     for moment in moments:
         del moment["estimated"], moment["true"]
-    return {"origin": origin, "samples": last["samples"], "full": full is not None, "moments": moments,
+    return {"origin": views.origin, "samples": last["samples"], "full": full is not None, "moments": moments,
             "frequency": frequency}
 
 
@@ -81,16 +91,17 @@ def spread_shards(source: ShardSource, samples: int) -> list[int]:
     return [int(shard) for shard in there[np.unique(places)]]
 
 
-def _views(folder: RecordedRun, source: ShardSource, score: bool, lacks: Lacks) -> tuple[str, list[View]]:
+def _views(folder: RecordedRun, source: ShardSource, score: bool, lacks: Lacks) -> Views | None:
     if score:
-        return "scores of the kept checkpoints", list(_checkpoint_views(folder, source))
+        return _checkpoint_views(folder, source)
     store = folder.store
     field = belief_field(store)
     if store is None or field is None:
         lacks("beliefs about training labels", f"the method {folder.config.method['name']!r} remembers no scores of "
               "all classes: pass --score to run its kept checkpoints over training samples.")
-        return "", []
-    return _SOURCES[field], [state_view(store, entry.name, field, source) for entry in store.snapshots()]
+        return None
+    return Views(_SOURCES[field], lambda: [entry.name for entry in store.snapshots()],
+                 lambda name: state_view(store, name, field, source))
 
 
 def belief_field(store: StateStore | None) -> str | None:
@@ -118,21 +129,23 @@ def probabilities(field: Field, stored: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-np.clip(values, -60, 60)))  # beyond that it is 0 or 1 anyway, and exp would overflow
 
 
-def _checkpoint_views(folder: RecordedRun, source: ShardSource) -> Iterator[View]:
+def _checkpoint_views(folder: RecordedRun, source: ShardSource) -> Views:
     from lacuna.tools.passes.scoring import on_this_device
     from lacuna.tools.passes.trained import finished_checkpoints, open_trained
 
-    checkpoints = finished_checkpoints(folder.path)
-    if not checkpoints:
+    if not finished_checkpoints(folder.path):
         raise UserError(f"--score: {folder.path} has no finished checkpoint. Train first, or leave --score out.")
-    for checkpoint in checkpoints:
+
+    def view(checkpoint: str) -> View:
         model = on_this_device(open_trained(checkpoint), source)
 
-        def shard(number: int, model=model) -> tuple[np.ndarray, np.ndarray]:
+        def shard(number: int) -> tuple[np.ndarray, np.ndarray]:
             values, facts = model.scores(number)
             return values, facts["rows"]
 
-        yield View(step_of(checkpoint), shard)
+        return View(step_of(checkpoint), shard)
+
+    return Views("scores of the kept checkpoints", lambda: finished_checkpoints(folder.path), view)
 
 
 def _used(source: ShardSource, shard: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from lacuna.data_pipelines.source import OpenShard
 from lacuna.tools.heatmaps import keeps_heatmaps, maps_of, overlay
 from lacuna.tools.report.beliefs import full_labels, step_of
 from lacuna.tools.report.recorded_run import Lacks, RecordedRun
+from lacuna.tools.run_files import each_kept
 
 _SIDE = 96
 _MOMENTS = 8
@@ -38,10 +39,15 @@ def strips_of(folder: RecordedRun, full_name: str, count: int, lacks: Lacks) -> 
     shard = int(np.flatnonzero(source.rows)[0])
     opened, full = source.open(shard), full_labels(source, full_name)
     rows = _choose(opened, full, count)
-    maps = {name: maps_of(store.reader(name), shard, rows) for name in picked}
-    images = [_image(opened, row, [maps[name][i] for name in picked], full, source.index.classes)
+
+    def still() -> list[str]:
+        kept = {entry.name for entry in store.snapshots()}
+        return [name for name in picked if name in kept]
+
+    maps = each_kept(still, lambda name: maps_of(store.reader(name), shard, rows))
+    images = [_image(opened, row, [found[i] for found in maps.values()], full, source.index.classes)
               for i, row in enumerate(rows)]
-    return {"steps": [step_of(name) for name in picked], "images": images}
+    return {"steps": [step_of(name) for name in maps], "images": images}
 
 
 def _choose(opened: OpenShard, full: Sidecar | None, count: int) -> list[int]:
