@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 IMPORT_NAMES = {"pyyaml": "yaml", "scikit-learn": "sklearn", "pillow": "PIL", "google-crc32c": "google_crc32c",
                 "faiss-cpu": "faiss"}
 # Declared, but imported by nobody here: each with its reason.
-NOT_IMPORTED = {"tensorboard": "torch.utils.tensorboard imports it", "onnx": "torch.onnx imports it",
+NOT_IMPORTED = {"onnx": "torch.onnx imports it",
                 "onnxscript": "torch.onnx imports it", "ruff": "a command", "mypy": "a command",
                 "pytest-asyncio": "pytest loads it",
                 "types-pyyaml": "types for mypy", "types-tqdm": "types for mypy"}

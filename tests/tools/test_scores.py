@@ -27,7 +27,8 @@ def run(trained, tmp_path_factory) -> str:
     data = {**{split: {"url": str(trained.data / split)} for split in ("train", "val", "test")}, "image_size": 32,
             "normalize": "centered", "streams": 4, "augment": {"flip": False}}
     launch = Launch({"name": "softmax", "data": {**data, "train": {**data["train"], "labels": "single"}},
-                     "model": {"backbone": "lacuna:tiny"}, "method": {"name": "softmax"}, "train": {"log_every": 5},
+                     "model": {"backbone": "lacuna:tiny", "head_norm": "l2"}, "method": {"name": "softmax"},
+                     "train": {"log_every": 5},
                      "phases": [{"name": "only", "epochs": 2, "batch": 32, "lr": 3e-3}]},
                     tmp_path_factory.mktemp("softmax"), 1)
     launch.ok(600)

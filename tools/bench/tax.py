@@ -154,6 +154,7 @@ class Racer:
             budget = total * self.budget_share / 2**20
             self.run.config = config.model_copy(
                 update={"train": config.train.model_copy(update={"state_budget_mb": budget})})
+            self.run.checkpoints.begin_launch()
             open_state(self.run, None)
         self.phase = Phase(self.run, 0, None)
         self.state, self.clock = self.run.state, Clock()
