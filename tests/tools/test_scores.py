@@ -58,7 +58,8 @@ def test_evaluation_ranks_by_probabilities(run, trained, logits):
         return 100 * float(np.mean([average_precision_score(truth[:, c], scores[:, c]) for c in range(10)]))
 
     reported = json.loads(Path(run, "results.json").read_text())["test"]["map"]
-    assert reported == pytest.approx(mean_precision(softmax(every)), abs=1e-3)
+    # A model of two epochs has scores that differ by rounding alone: batches of another size may swap a few of them.
+    assert reported == pytest.approx(mean_precision(softmax(every)), abs=0.05)
     assert abs(reported - mean_precision(every)) > 0.1  # ranking by logits is something else
 
 
