@@ -56,7 +56,7 @@ def config(data: Path, name: str, suffix: str = "") -> dict:
         "randaugment": 2, "cutout": 0.5}
     return {
         "name": name + suffix, "method": {"name": name, **settings},
-        "model": {"backbone": "lacuna:tiny", "expected_positives": 2.2},
+        "model": {"backbone": "lacuna:tiny", "expected_positives": 2.2, "head_bias": "default"},
         "data": {"train": {"url": str(data / "train"), "labels": labels}, "image_size": 32, "normalize": "centered",
                  "streams": 2, "open_shards": 2, "augment": {"crop": "random_resized"}, "strong_augment": strong},
         "phases": [{"name": "all", "epochs": 2, "batch": 16, "lr": 1e-3}],
