@@ -28,7 +28,7 @@ def trained(single_shards, tmp_path_factory) -> Trained:
     shutil.copytree(single_shards, data)
     common = {"data": {**{split: {"url": str(data / split)} for split in ("train", "val", "test")}, "image_size": 32,
                        "normalize": "centered", "streams": 4, "augment": {"flip": False}},
-              "model": {"backbone": "lacuna:tiny"}, "train": {"log_every": 5, "keep": 9},
+              "model": {"backbone": "lacuna:tiny", "head_norm": "l2"}, "train": {"log_every": 5, "keep": 9},
               "phases": [{"name": "only", "epochs": 3, "batch": 32, "lr": 3e-3}]}
     single = {**common["data"]["train"], "labels": "single"}
     launches = [Launch({"name": "scl", **common, "data": {**common["data"], "train": single},
