@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from lacuna.basics.errors import UserError
-from lacuna.basics.hashing import mix
-from lacuna.data_pipelines.plan import EpochPlan
 from lacuna.trainer.config.sections import ModelConfig
 from lacuna.trainer.evaluate import eval_stream, model_inputs
 from lacuna.trainer.methods.base import Task
 from lacuna.trainer.models.classifier import Classifier, set_head_bias
 from lacuna.trainer.models.head_norm import Sums
+from lacuna.trainer.training_data import epoch_plan
 
 if TYPE_CHECKING:
     from lacuna.trainer.whole_run import Run
@@ -43,9 +42,9 @@ def measure_head_norm(run: Run) -> None:
     samples on any number of ranks."""
     if run.model.head_norm is None:
         return
-    source, world, data, batch = run.sources["train"], run.world, run.config.data, run.config.phases[0].batch
-    plan = EpochPlan(source.rows, mix(run.config.seed, 0), 0, data.streams, batch, data.open_shards)
-    steps = plan.steps if source.feature_width else min(plan.steps, math.ceil(_SAMPLES / batch))
+    source, world = run.sources["train"], run.world
+    plan = epoch_plan(run.config, source, 0, 0)
+    steps = plan.steps if source.feature_width else min(plan.steps, math.ceil(_SAMPLES / plan.batch))
     sums = Sums.none(run.model.head.in_features)
     run.model.eval()
     with eval_stream(source, plan, run.config, world) as stream, torch.no_grad():

@@ -60,8 +60,8 @@ class Sums:
 
     def result(self) -> tuple[torch.Tensor, float]:
         """(mean of x/‖x‖, c): the mean squared length of c·(x/‖x‖ − mean) is that of x − its mean."""
-        count, squares, unit_squares = self.flat[:3] / self.flat[0].clamp(min=1)
-        del count
-        x, unit = (self.flat[3:] / self.flat[0].clamp(min=1)).split(self.width)
+        means = self.flat[1:] / self.flat[0].clamp(min=1)
+        squares, unit_squares = means[:2]
+        x, unit = means[2:].split(self.width)
         raw_spread, unit_spread = squares - x.square().sum(), unit_squares - unit.square().sum()
         return unit.float(), float((raw_spread / unit_spread.clamp(min=_TINY)).clamp(min=0).sqrt())

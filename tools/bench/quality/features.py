@@ -71,7 +71,7 @@ class Trials:
         body = dict(trial["method"])
         if method in annotation.after:
             body["prior"] = self.prior_path(annotation.labels, annotation.after[method], seed)
-        epochs = self._epochs(annotation)
+        epochs = self._epochs(annotation.tuned)
         facts = [labels, trial, seed, epochs, annotation.tuned]
         if "prior" in body:  # another prior makes it another trial
             index = self.source(labels).index
@@ -121,21 +121,21 @@ class Trials:
         best = int(np.argmax(curve)) + 1
         ending = "" if results else f", given up after epoch {len(curve)}"
         print(f"  {method} {json.dumps(trial)} seed {seed}: val {found['val']:.2f} "
-              f"(epoch {best} of {self._epochs(annotation)}){ending}", flush=True)
+              f"(epoch {best} of {self._epochs(annotation.tuned)}){ending}", flush=True)
         return found
 
-    def _epochs(self, annotation: Annotation) -> int:
-        return min(self.epochs, TUNED_EPOCHS) if annotation.tuned else self.epochs
+    def _epochs(self, tuned: bool) -> int:
+        return min(self.epochs, TUNED_EPOCHS) if tuned else self.epochs
 
     def _config(self, name: str, seed: int, trial: Trial, method: dict, labels: str, tuned: bool = False,
                 test: bool = False) -> Config:
         train = os.path.join(self.data, "train")
         model: dict = {"backbone": "features", "head_bias": "default"}
-        phase: dict = {"name": "linear", "epochs": self.epochs, "batch": BATCH, "lr": trial["lr"]}
+        phase: dict = {"name": "linear", "epochs": self._epochs(tuned), "batch": BATCH, "lr": trial["lr"]}
         if tuned:
             model |= {"head_bias": "prior", "head_norm": "l2"}
             classes = 1 if method["name"] in _SUMMED else len(self.source(labels).index.classes)
-            phase |= {"epochs": min(self.epochs, TUNED_EPOCHS), "batch": TUNED_BATCH, "schedule": "cosine",
+            phase |= {"batch": TUNED_BATCH, "schedule": "cosine",
                       "head_weight_decay": trial["decay"] / classes}
         return parse_config({
             "name": name, "run_folder": os.path.join(self.out, "trials"), "seed": seed, "method": method,
