@@ -29,8 +29,9 @@ from lacuna.trainer.priors import read_prior, write_prior
 from lacuna.trainer.run_log import log
 
 BATCH, TUNED_BATCH, TUNED_EPOCHS = 16, 256, 10
-# Losses that are sums over classes: their decay is λ itself, that of means over classes λ/L.
-_SUMMED = ("softmax", "asl")
+# λ belongs to a loss that sums over classes and is a mean over images. Most are means over classes, too: λ/L for them.
+# These sum over the images as well, as published: λ times the batch.
+_SUM_OVER_CLASSES, _SUM_OVER_ALL = ("softmax",), ("asl", "hill", "splc")
 _JUDGED_FROM = 4  # epochs of a trial before it may be given up
 
 
@@ -134,9 +135,13 @@ class Trials:
         phase: dict = {"name": "linear", "epochs": self._epochs(tuned), "batch": BATCH, "lr": trial["lr"]}
         if tuned:
             model |= {"head_bias": "prior", "head_norm": "l2"}
-            classes = 1 if method["name"] in _SUMMED else len(self.source(labels).index.classes)
+            decay = trial["decay"]
+            if method["name"] in _SUM_OVER_ALL:
+                decay *= TUNED_BATCH
+            elif method["name"] not in _SUM_OVER_CLASSES:
+                decay /= len(self.source(labels).index.classes)
             phase |= {"batch": TUNED_BATCH, "schedule": "cosine",
-                      "head_weight_decay": trial["decay"] / classes}
+                      "head_weight_decay": decay}
         return parse_config({
             "name": name, "run_folder": os.path.join(self.out, "trials"), "seed": seed, "method": method,
             "data": {"train": {"url": train, "labels": labels, "subset": "train"},
