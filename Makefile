@@ -8,7 +8,7 @@ MOTO := .venv-moto/bin/moto_server
 export DS_ACCELERATOR ?= $(shell command -v nvidia-smi >/dev/null 2>&1 || echo cpu)
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: install demo test test-long lint clean
+.PHONY: install demo docs test test-long lint clean
 
 install: $(STAMP)
 
@@ -20,6 +20,11 @@ $(STAMP): setup.cfg pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/lacuna demo --out demo
+
+docs: $(STAMP)
+	$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --strict --quiet
+	@echo 'the site is in build/site: open build/site/index.html'
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -36,4 +41,4 @@ test-long: lint $(MOTO)
 	$(BIN)/python -m pytest
 
 clean:
-	rm -rf .venv .venv-moto .venv-moto.lock demo build dist
+	rm -rf .venv .venv-moto .venv-moto.lock .venv-exchange .venv-exchange.lock demo build dist

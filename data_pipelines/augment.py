@@ -13,6 +13,7 @@ import torch
 
 from lacuna.basics.hashing import mix
 from lacuna.data_pipelines.color import Jitter, blur, grayscale, jitter
+from lacuna.data_pipelines.decode import FullSize
 
 _AUGMENT = 3  # keeps augmentation's use of the seed apart from the plan's
 Box = tuple[float, float, float, float]
@@ -45,19 +46,24 @@ class Augment:
     color_chance: float = 1.0
     grayscale: float = 0.0
     blur: float = 0.0
+    scaled_decode: bool = False
+    """A JPEG whose random-resized crop is at least twice `size` is decoded at 1/2, 1/4 or 1/8 of its sides."""
 
     def __post_init__(self):
         assert self.crop in CROPS, self.crop
 
-    def __call__(self, image: torch.Tensor, rng: SampleRng,
-                 out: torch.Tensor | None = None) -> tuple[torch.Tensor, Box, bool]:
-        """uint8 [3, H, W] → (uint8 [3, size, size], box, flipped); the pixels are written to `out` if it is given."""
+    def __call__(self, image: torch.Tensor, rng: SampleRng, out: torch.Tensor | None = None,
+                 full: FullSize | None = None) -> tuple[torch.Tensor, Box, bool]:
+        """uint8 [3, H, W] → (uint8 [3, size, size], box, flipped); the pixels are written to `out` if it is given.
+
+        An image that was decoded smaller comes with its size in full: boxes are drawn, and told, in that.
+        """
         out = torch.empty((3, self.size, self.size), dtype=torch.uint8) if out is None else out
-        rows, columns = image.shape[-2:]
-        top, left, height, width = self._crop(rows, columns, rng)
+        rows, columns, factor = full or FullSize(*image.shape[-2:])
+        top, left, height, width = self.pixel_box(rows, columns, rng)
         # The operator itself rather than F.resize: the same kernel, but it fills the batch without a copy.
-        _resize_into(image[None, :, top : top + height, left : left + width], [self.size, self.size], False, None, None,
-                     out=out[None])
+        _resize_into(image[None, :, _decoded(top, height, factor), _decoded(left, width, factor)],
+                     [self.size, self.size], False, None, None, out=out[None])
         flipped = self.flip and self.crop != "same" and rng.random() < 0.5
         if flipped:
             out.copy_(out.flip(-1))
@@ -70,6 +76,11 @@ class Augment:
         if changed is not out:
             out.copy_(changed)
         return out, (left / columns, top / rows, (left + width) / columns, (top + height) / rows), flipped
+
+    def shrink(self, rows: int, columns: int, rng: SampleRng) -> float:
+        """How many times smaller an image of this size may be, for the crop that the generator draws next."""
+        _, _, height, width = self.pixel_box(rows, columns, rng.copy())
+        return min(height, width) / self.size
 
     @property
     def moves_pixels_unrecorded(self) -> bool:
@@ -85,7 +96,12 @@ class Augment:
             image = blur(image, rng)
         return image
 
-    def _crop(self, rows: int, columns: int, rng: SampleRng) -> tuple[int, int, int, int]:
+    def box(self, rows: int, columns: int, rng: SampleRng) -> Box:
+        """The crop that a generator gives an image of this size, without making it."""
+        top, left, height, width = self.pixel_box(rows, columns, rng)
+        return left / columns, top / rows, (left + width) / columns, (top + height) / rows
+
+    def pixel_box(self, rows: int, columns: int, rng: SampleRng) -> tuple[int, int, int, int]:
         """(top, left, height, width) in whole pixels of the image."""
         if self.crop in ("squash", "same"):
             return 0, 0, rows, columns
@@ -115,6 +131,12 @@ class SampleRng:
     def __init__(self, key: int):
         self.key, self.count = key, 0
 
+    def copy(self) -> SampleRng:
+        """Draws the same numbers from here on, for a look ahead."""
+        other = SampleRng(self.key)
+        other.count = self.count
+        return other
+
     def random(self) -> float:
         """The next number in [0, 1)."""
         self.count += 1
@@ -123,6 +145,12 @@ class SampleRng:
 
 def sample_rng(seed: int, epoch: int, shard: int, row: int) -> SampleRng:
     return SampleRng(mix(seed, _AUGMENT, epoch, shard, row))
+
+
+def _decoded(first: int, length: int, factor: int) -> slice:
+    """A part of a side, in the whole pixels that were decoded of it."""
+    start = round(first / factor)
+    return slice(start, max(start + 1, round((first + length) / factor)))
 
 
 def _middle(rows: int, columns: int, height: float, width: float) -> tuple[int, int, int, int]:

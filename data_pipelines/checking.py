@@ -69,7 +69,7 @@ def check(url: str, *, decode: bool = True, workers: int = 0, advance: Callable[
             findings.append(found)
             report.problems += found.problems
             if advance is not None:
-                advance(index.shards[number].rows)
+                advance(index.shards[number].count)
     _compare_shards(index, sidecars, findings, report)
     return report
 

@@ -3,6 +3,7 @@
 JPEGs go to simplejpeg (libjpeg-turbo without a detour: the fastest of those measured, and it tells when data ran
 out); everything else, and what simplejpeg refuses, to PIL. torchvision's PNG decoder is not used: damaged files
 crashed the process. Headers are looked at first, so that a decompression bomb is refused before it is decoded.
+Whoever needs a large JPEG small may have it decoded at 1/2, 1/4 or 1/8 of its sides (libjpeg's scaled DCT).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import contextlib
 import functools
 import io
 import struct
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -32,8 +35,22 @@ class DecodeError(Exception):
     """One sample's bytes are not a usable image or vector; the sample is counted as bad, training goes on."""
 
 
+class FullSize(NamedTuple):
+    """Of an image that may have been decoded smaller."""
+
+    rows: int
+    columns: int
+    factor: int = 1  # a decoded pixel stands for factor × factor of them
+
+
 def decode_image(data: bytes) -> torch.Tensor:
     """uint8 [3, H, W], in whatever memory order the decoder has; raises DecodeError with the reason."""
+    return decode_scaled(data, None)[0]
+
+
+def decode_scaled(data: bytes, shrink: Callable[[int, int], float] | None) -> tuple[torch.Tensor, FullSize]:
+    """The image, where it is a JPEG at 1/2, 1/4 or 1/8 of its sides if `shrink(rows, columns)` is as large as 2, 4 or
+    8, and its size in full. Both as seen: turned as EXIF says."""
     kind = _sniff(data)
     try:
         height, width, colours = _header(data, kind)
@@ -44,8 +61,9 @@ def decode_image(data: bytes) -> torch.Tensor:
         # A JPEG with recoverable damage, such as stray bytes between markers, is left to PIL: it uses those, but
         # refuses truncated ones, whose missing part libjpeg would fill with grey.
         with contextlib.suppress(ValueError):
-            return _decode_jpeg(data)
-    return _decode_pil(data)
+            return _decode_jpeg(data, (height, width), shrink)
+    image = _decode_pil(data)
+    return image, FullSize(image.shape[-2], image.shape[-1])
 
 
 def _refuse_bomb(height: int, width: int) -> None:
@@ -53,15 +71,17 @@ def _refuse_bomb(height: int, width: int) -> None:
         raise DecodeError(f"image header says {width}x{height}, more than the {MAX_PIXELS:,} pixels allowed")
 
 
-def _decode_jpeg(data: bytes) -> torch.Tensor:
-    image = torch.from_numpy(simplejpeg.decode_jpeg(data)).permute(2, 0, 1)
+def _decode_jpeg(data: bytes, stored: tuple[int, int],
+                 shrink: Callable[[int, int], float] | None) -> tuple[torch.Tensor, FullSize]:
     exif = _exif_segment(data)
-    if exif is None:
-        return image
-    turn = _TURNS.get(_orientation(exif))
-    if turn is None:
-        return image
-    return (image.mT if turn[0] else image).flip(turn[1])
+    turned, flips = _TURNS.get(1 if exif is None else _orientation(exif), (False, ()))
+    seen = (stored[1], stored[0]) if turned else stored
+    allowed = 1.0 if shrink is None else shrink(*seen)
+    factor = 8 if allowed >= 8 else 4 if allowed >= 4 else 2 if allowed >= 2 else 1  # the ones that are fast
+    least = {} if factor == 1 else {"min_height": -(-stored[0] // factor), "min_width": -(-stored[1] // factor)}
+    image = torch.from_numpy(simplejpeg.decode_jpeg(data, **least)).permute(2, 0, 1)
+    image = image.mT if turned else image
+    return (image.flip(flips) if flips else image), FullSize(*seen, factor)
 
 
 def _exif_segment(data: bytes) -> bytes | None:

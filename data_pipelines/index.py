@@ -16,7 +16,7 @@ import hashlib
 import io
 import json
 import zipfile
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -37,12 +37,16 @@ UNLISTED_WORDS = {"unknown": UNKNOWN, "negative": NEGATIVE}
 @dataclass(frozen=True)
 class Shard:
     name: str  # "shard-00000.tar"
-    rows: int
+    count: int  # samples
     bytes: int
 
     @property
     def stem(self) -> str:
         return self.name.rsplit(".", 1)[0]
+
+    def to_json(self) -> dict:
+        """As in index.json, and as in the fingerprint."""
+        return {"name": self.name, "rows": self.count, "bytes": self.bytes}
 
 
 @dataclass(frozen=True)
@@ -84,18 +88,18 @@ class ShardIndex:
     source: dict = field(default_factory=dict)  # how it was made, for humans
 
     @cached_property
-    def rows(self) -> np.ndarray:
+    def counts(self) -> np.ndarray:
         """int64 [shards]: number of samples of every shard."""
-        return np.array([s.rows for s in self.shards], dtype=np.int64)
+        return np.array([s.count for s in self.shards], dtype=np.int64)
 
     @property
     def samples(self) -> int:
-        return int(self.rows.sum())
+        return int(self.counts.sum())
 
     @cached_property
     def fingerprint(self) -> str:
         """Names what the shards are; state and checkpoints refuse a dataset with another one."""
-        text = json.dumps([[asdict(s) for s in self.shards], self.classes, self.class_ids, self.kind], sort_keys=True)
+        text = json.dumps([[s.to_json() for s in self.shards], self.classes, self.class_ids, self.kind], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def shard_url(self, shard: int) -> str:
@@ -110,9 +114,9 @@ class ShardIndex:
             members = Members.from_bytes(storage.read_bytes(url), url)
         except FileNotFoundError:
             raise UserError(f"{url} is missing. Rebuild it with `lacuna shards index {self.url}`.") from None
-        if len(members.keys) != self.shards[shard].rows:
+        if len(members.keys) != self.shards[shard].count:
             raise UserError(
-                f"{url}: has {len(members.keys)} rows, index.json says {self.shards[shard].rows}. "
+                f"{url}: has {len(members.keys)} rows, index.json says {self.shards[shard].count}. "
                 f"Rebuild both with `lacuna shards index {self.url}`."
             )
         return members
@@ -121,7 +125,7 @@ class ShardIndex:
         body = {
             "version": INDEX_VERSION, "split": self.split, "kind": self.kind, "classes": self.classes,
             "class_ids": self.class_ids, "source": self.source, "fingerprint": self.fingerprint,
-            "shards": [asdict(s) for s in self.shards],
+            "shards": [s.to_json() for s in self.shards],
         }
         storage.write_atomic(storage.join(self.url, INDEX_NAME), json.dumps(body, indent=1).encode())
 
@@ -157,7 +161,7 @@ class ShardIndex:
 
     def _check(self, where: str, fingerprint: str | None) -> None:
         for shard in self.shards:
-            if "/" in shard.name or shard.name in ("", ".", "..") or shard.rows < 0 or shard.bytes < 0:
+            if "/" in shard.name or shard.name in ("", ".", "..") or shard.count < 0 or shard.bytes < 0:
                 raise UserError(f"{where}: shard entry {shard} is not a file name in this folder with counts ≥ 0.")
         if self.kind not in ("image", "feature"):
             raise UserError(f"{where}: kind is {self.kind!r}, legal: 'image', 'feature'.")
@@ -193,8 +197,8 @@ class Sidecar:
         if hashlib.sha256(data).hexdigest() != self.hashes[shard]:
             raise UserError(f"{url}: its content does not fit labels/{self.name}.json. Make the sidecar again.")
         labels = labels_from_bytes(data, url, self.unlisted)
-        if len(labels) != self.index.shards[shard].rows:
-            raise UserError(f"{url}: {len(labels)} rows, index.json says {self.index.shards[shard].rows}. "
+        if len(labels) != self.index.shards[shard].count:
+            raise UserError(f"{url}: {len(labels)} rows, index.json says {self.index.shards[shard].count}. "
                             "Make the sidecar again.")
         return labels
 
@@ -223,7 +227,7 @@ class SidecarWriter:
     """Writes a sidecar shard by shard (any order); `close` publishes it atomically."""
 
     def __init__(self, index: ShardIndex, name: str, unlisted: int, source: dict):
-        if "/" in name or name in ("", ".", ".."):
+        if "/" in name or name in ("", ".", "..") or not name.isprintable():
             raise UserError(f"sidecar name {name!r}: use letters, digits, '-', '_' and '.'.")
         self.index, self.name, self.unlisted, self.source = index, name, unlisted, source
         classes = len(index.classes)
@@ -233,8 +237,8 @@ class SidecarWriter:
     def write(self, shard: int, labels: SparseLabels) -> None:
         url = _labels_url(self.index, self.name, shard)
         labels.check(len(self.index.classes), url)
-        if len(labels) != self.index.shards[shard].rows:
-            raise UserError(f"{url}: {len(labels)} label rows for {self.index.shards[shard].rows} samples.")
+        if len(labels) != self.index.shards[shard].count:
+            raise UserError(f"{url}: {len(labels)} label rows for {self.index.shards[shard].count} samples.")
         data = labels_to_bytes(labels)
         storage.write_atomic(url, data, durable=False)
         pos, neg = labels.class_counts(len(self.index.classes))
@@ -257,7 +261,12 @@ class SidecarWriter:
 
 
 def sidecar_names(index: ShardIndex) -> list[str]:
-    names = storage.list_names(storage.join(index.url, "labels"))
+    return names_in(index, "labels")
+
+
+def names_in(index: ShardIndex, folder: str) -> list[str]:
+    """Of what has a description NAME.json in a folder beside the index."""
+    names = storage.list_names(storage.join(index.url, folder))
     return [n.removesuffix(".json") for n in names if n.endswith(".json")]
 
 

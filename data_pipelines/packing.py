@@ -101,7 +101,7 @@ def _write_all(dataset: Dataset, folder: OutputFolder, rows: list[np.ndarray], w
     done: dict[str, Shard] = {}
     for shard in _run_parallel(jobs, workers or min(32, 2 * (os.cpu_count() or 1))):
         done[shard.name] = shard
-        advance(shard.rows)
+        advance(shard.count)
     index = ShardIndex(folder.url, dataset.classes, [done[name] for name in sorted(done)], dataset.split, dataset.kind,
                        dataset.class_ids, dataset.source)
     sidecar = SidecarWriter(index, SIDECAR_NAME, dataset.labels.unlisted, dataset.source)

@@ -27,9 +27,9 @@ _DEAL, _MOMENT = 1, 2  # keeps the two uses of the seed apart
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """`rows[s]` samples of shard s take part; a row here counts the *used* samples of its shard (0..rows[s]-1)."""
+    """`counts[s]` samples of shard s take part; a row here counts the *used* samples of its shard (0..counts[s]-1)."""
 
-    rows: np.ndarray  # int64 [shards]
+    counts: np.ndarray  # int64 [shards]
     seed: int
     epoch: int
     streams: int
@@ -53,23 +53,23 @@ class EpochPlan:
     @cached_property
     def stream_shards(self) -> list[list[int]]:
         """Non-empty shards of every stream, in opening order; streams are balanced by number of samples."""
-        used = np.flatnonzero(self.rows)
+        used = np.flatnonzero(self.counts)
         if self.shuffle:
             used = used[np.argsort(mix_array(mix(self.seed, self.epoch, _DEAL), used), kind="stable")]
         place = {int(s): i for i, s in enumerate(used)}
         load = [(0, stream) for stream in range(self.streams)]
         dealt: list[list[int]] = [[] for _ in range(self.streams)]
         # Largest first onto the lightest stream: uneven shards still give streams of nearly equal length.
-        for shard in sorted(place, key=lambda s: (-int(self.rows[s]), place[s])):
+        for shard in sorted(place, key=lambda s: (-int(self.counts[s]), place[s])):
             samples, stream = heapq.heappop(load)
             dealt[stream].append(shard)
-            heapq.heappush(load, (samples + int(self.rows[shard]), stream))
+            heapq.heappush(load, (samples + int(self.counts[shard]), stream))
         return [sorted(shards, key=lambda s: place[s]) for shards in dealt]
 
     @cached_property
     def stream_samples(self) -> np.ndarray:
         """int64 [streams]"""
-        return np.array([int(self.rows[s].sum()) if s else 0 for s in self.stream_shards], dtype=np.int64)
+        return np.array([int(self.counts[s].sum()) if s else 0 for s in self.stream_shards], dtype=np.int64)
 
     @property
     def steps(self) -> int:
@@ -108,7 +108,7 @@ class EpochPlan:
 
     def _moments(self, shard: int, place: int) -> np.ndarray:
         """float64 [rows]: when each row of the shard is due; the life of the shard ends at place + 1."""
-        count = int(self.rows[shard])
+        count = int(self.counts[shard])
         if not self.shuffle:
             return place + (np.arange(count) + 0.5) / count
         begin = max(0, place - self.open_shards + 1)
@@ -124,13 +124,13 @@ class EpochPlan:
 
     def outlook(self, streams: range, start_step: int = 0) -> Outlook:
         """One walk ahead of the epoch, a time unit at a time."""
-        remaining = np.zeros(len(self.rows), dtype=np.int64)
+        remaining = np.zeros(len(self.counts), dtype=np.int64)
         first_use: list[tuple[int, int]] = []
         at_once = 0
         for stream in streams:
             ends = [0]
             for shards, _ in self.walk(stream, start_step * self.quota):
-                counts = np.bincount(shards, minlength=len(self.rows))
+                counts = np.bincount(shards, minlength=len(self.counts))
                 for shard in np.flatnonzero((counts > 0) & (remaining == 0)):
                     first_use.append((ends[-1] + int(np.argmax(shards == shard)), int(shard)))
                 remaining += counts

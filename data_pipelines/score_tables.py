@@ -20,6 +20,7 @@ import numpy as np
 
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
+from lacuna.basics.unpacking import check_archive, check_parquet
 from lacuna.data_pipelines.index import ShardIndex
 
 _ROWS = 4096  # of a Parquet file at a time
@@ -109,6 +110,7 @@ def _read_npy(local: str, path: str, scratch: str) -> _Read:
 
 
 def _read_npz(local: str, path: str, scratch: str) -> _Read:
+    check_archive(local)
     try:
         with zipfile.ZipFile(local) as archive:
             scores = archive.extract("scores.npy", tempfile.mkdtemp(dir=scratch))
@@ -125,6 +127,7 @@ def _read_parquet(local: str, path: str, scratch: str) -> _Read:
     import pyarrow.parquet as pq
 
     file = pq.ParquetFile(local)
+    check_parquet(local, file.metadata)
     names = file.schema_arrow.names
     if "key" not in names:
         raise UserError(f"{path}: no column 'key'; it has {_some(names)}.")

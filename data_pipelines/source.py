@@ -1,7 +1,8 @@
 """Opened shards: a tar's bytes at hand, its labels, and which rows of it take part.
 
 A tar is fetched by one sequential read: a local one is announced to the kernel's read-ahead, a remote one is streamed
-into an unlinked scratch file. Rows are then read by offset, so memory holds undecoded bytes of single samples only.
+into an unlinked scratch file. Rows are then read by offset, so memory holds undecoded bytes of single samples only (and
+the vectors of small feature shards, shard_vectors.py).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import tempfile
 import weakref
 from dataclasses import dataclass
 from functools import cached_property
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from lacuna.data_pipelines.decode import decode_vector
 from lacuna.data_pipelines.index import ShardIndex, Sidecar
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE
 from lacuna.data_pipelines.subsets import Subset
+
+if TYPE_CHECKING:
+    from lacuna.data_pipelines.shard_vectors import ShardVectors
 
 _COPY_BYTES = 8 << 20
 _TAR_BLOCK = 512
@@ -43,9 +47,9 @@ class ShardSource:
         return cls(index, Sidecar.load(index, labels), Subset.load(index, subset) if subset else None, scratch)
 
     @property
-    def rows(self) -> np.ndarray:
+    def counts(self) -> np.ndarray:
         """int64 [shards]: rows that take part."""
-        return self.index.rows if self.subset is None else np.asarray(self.subset.rows, dtype=np.int64)
+        return self.index.counts if self.subset is None else np.asarray(self.subset.counts, dtype=np.int64)
 
     @property
     def classes(self) -> int:
@@ -56,15 +60,16 @@ class ShardSource:
         """Vector length of feature shards, from the first row; 0 for images."""
         if self.index.kind != "feature":
             return 0
-        return len(decode_vector(self.open(int(np.flatnonzero(self.index.rows)[0])).read(0)))
+        return len(decode_vector(self.open(int(np.flatnonzero(self.index.counts)[0])).read(0)))
 
-    def open(self, shard: int) -> OpenShard:
-        return OpenShard(self, shard)
+    def open(self, shard: int, known: np.ndarray | None = None) -> OpenShard:
+        """`known`, bool [rows of the tar]: rows whose bytes nobody will read."""
+        return OpenShard(self, shard, known)
 
     def subset_counts(self) -> tuple[np.ndarray, np.ndarray]:
         """(positives, negatives) per class over the rows that take part, by one pass over the label files."""
         totals = np.zeros((2, self.classes), dtype=np.int64)
-        for shard in np.flatnonzero(self.rows):
+        for shard in np.flatnonzero(self.counts):
             labels = self.sidecar.labels(int(shard))
             dense = labels.dense(self.classes, None if self.subset is None else np.flatnonzero(self.subset.mask(shard)))
             totals += np.stack([(dense == POSITIVE).sum(0), (dense == NEGATIVE).sum(0)])
@@ -72,18 +77,23 @@ class ShardSource:
 
 
 class OpenShard:
-    """One shard while its samples are in flight; closed when the last reader lets go of it."""
+    """One shard while its samples are in flight; closed when the last reader lets go of it.
 
-    def __init__(self, source: ShardSource, shard: int):
+    The tar itself is fetched only if it has a row that takes part and is not known already.
+    """
+
+    def __init__(self, source: ShardSource, shard: int, known: np.ndarray | None = None):
         self.shard = shard
         self.url = source.index.shard_url(shard)
         self.members = source.index.members(shard)
         self.labels = source.sidecar.labels(shard)
         self.used = (np.arange(len(self.members.keys)) if source.subset is None
                      else np.flatnonzero(source.subset.mask(shard)))
-        expected = source.index.shards[shard].bytes
-        self.descriptor = _fetch(self.url, expected, source.scratch)
-        weakref.finalize(self, os.close, self.descriptor)
+        self.known = known
+        self.vectors: ShardVectors | None = None  # of feature shards
+        if known is None or not known[self.used].all():
+            self.descriptor = _fetch(self.url, source.index.shards[shard].bytes, source.scratch)
+            weakref.finalize(self, os.close, self.descriptor)
 
     def read(self, row: int) -> bytes:
         """The undecoded bytes of a row (its position in the tar)."""

@@ -9,18 +9,20 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from lacuna.basics import storage
 from lacuna.data_pipelines.augment import FULL_BOX, Augment, Box, sample_rng
-from lacuna.data_pipelines.decode import DecodeError, decode_image, decode_vector
+from lacuna.data_pipelines.decode import DecodeError, decode_scaled, decode_vector
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE
 from lacuna.data_pipelines.plan import EpochPlan
+from lacuna.data_pipelines.shard_vectors import ShardVectors
 from lacuna.data_pipelines.source import OpenShard, ShardSource
 
 _PART = 8  # samples that a worker takes at a time: enough to hide the hand-over, few enough to share a batch evenly
@@ -48,6 +50,9 @@ class Batch:
     bad: list[BadSample] = field(default_factory=list)
     strong: torch.Tensor | None = None  # uint8 [n, 3, H, W], a second view of every image, if it was asked for
     moved_from: torch.Tensor | None = None  # the labels on the host, once `labels` are on the training device
+    other_labels: torch.Tensor | None = None  # int8 [n, L], of the images that inputs are mixed with, if they are
+    shares: torch.Tensor | None = None  # float32 [n]: what is left of each sample's own image
+    decoded: np.ndarray | None = None  # bool [n]: which inputs were made, where the stream left out known ones
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -57,7 +62,23 @@ class Batch:
         cut = slice(start, stop)
         return Batch(self.inputs[cut], self.labels[cut], self.shards[cut], self.rows[cut], self.boxes[cut],
                      self.flips[cut], self.shards[cut], strong=None if self.strong is None else self.strong[cut],
-                     moved_from=None if self.moved_from is None else self.moved_from[cut])
+                     moved_from=None if self.moved_from is None else self.moved_from[cut],
+                     other_labels=None if self.other_labels is None else self.other_labels[cut],
+                     shares=None if self.shares is None else self.shares[cut])
+
+    def mixed(self, inputs: torch.Tensor, partners: torch.Tensor, shares: torch.Tensor) -> Batch:
+        """The same samples with other samples of the batch in their inputs."""
+        return replace(self, inputs=inputs, other_labels=self.labels[partners], shares=shares)
+
+    def without(self, bad: list[tuple[int, BadSample]]) -> Batch:
+        """The same but for samples, by their places, that turned out to be corrupt."""
+        places = {place for place, _ in bad}
+        good = np.array([i for i in range(len(self)) if i not in places], dtype=np.int64)
+        kept = torch.from_numpy(good)
+        return Batch(self.inputs[kept], self.labels[kept], self.shards[good], self.rows[good], self.boxes[kept],
+                     self.flips[kept], self.planned, self.bad + [sample for _, sample in bad],
+                     None if self.strong is None else self.strong[kept],
+                     decoded=None if self.decoded is None else self.decoded[good])
 
     @property
     def host_labels(self) -> torch.Tensor:
@@ -81,6 +102,12 @@ class SampleMaker:
     features: int = 0
     strong: Augment | None = None  # makes a second view
 
+    @property
+    def _scaled(self) -> bool:
+        # A second view with a crop of its own is cut from the same pixels, and its box is not known yet.
+        return (self.augment is not None and self.augment.scaled_decode and self.augment.crop == "random_resized"
+                and (self.strong is None or self.strong.crop == "same"))
+
     def empty(self, count: int, pin: bool) -> torch.Tensor:
         """[views, count, …]"""
         if self.augment is None:
@@ -97,8 +124,9 @@ class SampleMaker:
                 raise DecodeError(f"vector of {len(vector)} numbers, the others have {self.features}")
             out.copy_(torch.from_numpy(vector))
             return FULL_BOX, False
-        image, rng = decode_image(data), sample_rng(self.seed, self.epoch, shard, row)
-        _, box, flipped = self.augment(image, rng, out)
+        rng = sample_rng(self.seed, self.epoch, shard, row)
+        image, full = decode_scaled(data, partial(self.augment.shrink, rng=rng) if self._scaled else None)
+        _, box, flipped = self.augment(image, rng, out, full)
         if self.strong is not None:
             # The same generator goes on: other draws than the first view's.
             self.strong(out if self.strong.crop == "same" else image, rng, views[1])
@@ -109,11 +137,13 @@ class EpochStream:
     """Iterate over it once; `close` (or the end of a `with` block) ends its threads.
 
     At most streams × (open_shards + 1) shards are open, unless a single batch needs more (tiny shards).
+    `known(shard)`, bool [rows of the tar], says which samples are known already: those are not decoded.
     """
 
     def __init__(self, source: ShardSource, plan: EpochPlan, streams: range, maker: SampleMaker, *,
-                 start_step: int = 0, workers: int = 2, prefetch: int = 4, pin: bool = False):
-        self.source, self.plan, self.maker, self.pin = source, plan, maker, pin
+                 start_step: int = 0, workers: int = 2, prefetch: int = 4, pin: bool = False,
+                 known: Callable[[int], np.ndarray] | None = None):
+        self.source, self.plan, self.maker, self.pin, self.known = source, plan, maker, pin, known
         self.workers, self.prefetch = max(1, workers), max(1, prefetch)
         self._batches = plan.batches(streams, start_step)
         self._pool = ThreadPoolExecutor(self.workers, "decode")
@@ -157,6 +187,9 @@ class EpochStream:
         pending = _Pending(self, shards, rows, {shard: self._open[shard] for shard in needed})
         self._let_go(needed)
         self._open_ahead(needed, pending)
+        if self.maker.augment is None:  # a vector costs less than handing it over
+            pending.parts.append(self._pool.submit(pending.take_vectors))
+            return pending
         for start in range(0, len(rows), _PART):
             part = range(start, min(start + _PART, len(rows)))
             pending.parts.append(self._pool.submit(pending.make, part))
@@ -164,7 +197,13 @@ class EpochStream:
 
     def _start_opening(self, shard: int) -> None:
         if shard not in self._open:
-            self._open[shard] = self._openers.submit(self.source.open, shard)
+            self._open[shard] = self._openers.submit(self._opened, shard)
+
+    def _opened(self, shard: int) -> OpenShard:
+        opened = self.source.open(shard, self.known(shard) if self.known else None)
+        if self.maker.augment is None and opened.known is None and ShardVectors.fit(opened, self.maker.features):
+            opened.vectors = ShardVectors(opened, self.maker, self.maker.features)
+        return opened
 
     def _let_go(self, needed: list[int]) -> None:
         """Drop shards that the plan has passed: those m or more places behind the newest one of their stream."""
@@ -199,7 +238,11 @@ class _Pending:
         self.maker, self.shards, self.opened = stream.maker, shards, opened
         self.plan_rows = rows
         self.rows = np.empty_like(rows)
-        self.views = stream.maker.empty(len(rows), stream.pin)
+        self.some_known = stream.known is not None
+        self.decoded = np.ones(len(rows), dtype=bool)
+        # Samples that are known need no room; whether any is to be made turns out when its shard is open.
+        self._views = None if self.some_known else stream.maker.empty(len(rows), stream.pin)
+        self._pin, self._one = stream.pin, threading.Lock()
         sidecar = stream.source.sidecar
         self.label_tensor = torch.full((len(rows), stream.source.classes), sidecar.unlisted, dtype=torch.int8,
                                        pin_memory=stream.pin)
@@ -209,7 +252,31 @@ class _Pending:
         self.bad: dict[int, BadSample] = {}
         self.parts: list[Future[None]] = []
 
-    def make(self, part: range) -> None:
+    @property
+    def views(self) -> torch.Tensor:
+        if self._views is None:
+            with self._one:
+                if self._views is None:
+                    self._views = self.maker.empty(len(self.rows), self._pin)
+        return self._views
+
+    def take_vectors(self) -> None:
+        """The whole batch, shard by shard; samples of a shard whose vectors are not decoded one by one."""
+        out, classes = self.views[0].numpy(), self.labels.shape[1]
+        for shard, future in self.opened.items():
+            places, opened = np.flatnonzero(self.shards == shard), future.result()
+            if opened.vectors is None:
+                self.make(places)
+                continue
+            rows = opened.used[self.plan_rows[places]]
+            self.rows[places], self.boxes[places] = rows, FULL_BOX
+            out[places] = opened.vectors.values[rows]
+            self.labels[places] = opened.labels.dense(classes, rows)
+            for place, row in zip(places.tolist(), rows.tolist(), strict=True) if opened.vectors.bad else ():
+                if row in opened.vectors.bad:
+                    self.bad[place] = bad_sample(opened, row, opened.vectors.bad[row])
+
+    def make(self, part: Iterable[int]) -> None:
         """Make the samples at these places of the batch."""
         # One sample at a time in plain Python: a part has few rows of each shard, too few for arrays to pay.
         for i in part:
@@ -217,11 +284,14 @@ class _Pending:
             opened = self.opened[shard].result()
             row = int(opened.used[self.plan_rows[i]])
             self.rows[i] = row
-            try:
-                self.boxes[i], self.flips[i] = self.maker(opened.read(row), shard, row, self.views[:, i])
-            except DecodeError as error:
-                self.bad[i] = BadSample(opened.url, row, opened.members.keys[row], str(error))
-                continue
+            if opened.known is not None and opened.known[row]:
+                self.decoded[i] = False
+            else:
+                try:
+                    self.boxes[i], self.flips[i] = self.maker(opened.read(row), shard, row, self.views[:, i])
+                except DecodeError as error:
+                    self.bad[i] = bad_sample(opened, row, error)
+                    continue
             if len(opened.labels.neg_ids):
                 self.labels[i, opened.labels.negatives(row)] = NEGATIVE
             self.labels[i, opened.labels.positives(row)] = POSITIVE
@@ -230,16 +300,16 @@ class _Pending:
         wait(self.parts, return_when=FIRST_EXCEPTION)  # wakes up once, not once a part: the workers need the cores
         for part in self.parts:
             part.result()
-        batch = Batch(self.views[0], self.label_tensor, self.shards, self.rows,
+        views = self.maker.empty(0, False) if self._views is None else self._views
+        batch = Batch(views[0], self.label_tensor, self.shards, self.rows,
                       torch.from_numpy(self.boxes), torch.from_numpy(self.flips), self.shards,
-                      strong=self.views[1] if len(self.views) > 1 else None)
-        if self.bad:
-            good = np.array([i for i in range(len(self.rows)) if i not in self.bad], dtype=np.int64)
-            kept = torch.from_numpy(good)
-            batch = Batch(batch.inputs[kept], batch.labels[kept], batch.shards[good], batch.rows[good],
-                          batch.boxes[kept], batch.flips[kept], self.shards, [self.bad[i] for i in sorted(self.bad)],
-                          None if batch.strong is None else batch.strong[kept])
-        return batch
+                      strong=views[1] if len(views) > 1 else None,
+                      decoded=self.decoded if self.some_known else None)
+        return batch.without([(i, self.bad[i]) for i in sorted(self.bad)]) if self.bad else batch
+
+
+def bad_sample(opened: OpenShard, row: int, error: DecodeError) -> BadSample:
+    return BadSample(opened.url, row, opened.members.keys[row], str(error))
 
 
 def start_single_threaded(pool: ThreadPoolExecutor, workers: int) -> None:

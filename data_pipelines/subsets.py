@@ -16,7 +16,7 @@ import numpy as np
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.basics.json_text import parse_json
-from lacuna.data_pipelines.index import INDEX_NAME, ShardIndex
+from lacuna.data_pipelines.index import INDEX_NAME, ShardIndex, names_in
 
 SUBSET_VERSION = 1
 
@@ -31,13 +31,13 @@ class Subset:
     source: dict = field(default_factory=dict)  # how it was made, for humans
 
     @cached_property
-    def rows(self) -> np.ndarray:
+    def counts(self) -> np.ndarray:
         """int64 [shards]: rows of every shard that take part."""
         return np.array([int(self.mask(s).sum()) for s in range(len(self.index.shards))], np.int64)
 
     @property
     def samples(self) -> int:
-        return int(self.rows.sum())
+        return int(self.counts.sum())
 
     @property
     def fingerprint(self) -> str:
@@ -48,19 +48,19 @@ class Subset:
         """bool [rows of the shard]: True for rows that take part."""
         first, end = self._byte_starts[shard : shard + 2].tolist()
         packed = np.frombuffer(self.bits, np.uint8, end - first, first)
-        return np.unpackbits(packed, count=self.index.shards[shard].rows).astype(bool)
+        return np.unpackbits(packed, count=self.index.shards[shard].count).astype(bool)
 
     @cached_property
     def _byte_starts(self) -> np.ndarray:
         """int64 [shards + 1]: where every shard's bits begin."""
-        return np.concatenate([[0], np.cumsum((self.index.rows + 7) // 8)])
+        return np.concatenate([[0], np.cumsum((self.index.counts + 7) // 8)])
 
     @classmethod
     def from_masks(cls, index: ShardIndex, name: str, masks: list[np.ndarray], source: dict) -> Subset:
         """From one bool [rows] a shard."""
         if "/" in name or name in ("", ".", ".."):
             raise UserError(f"subset name {name!r}: use letters, digits, '-', '_' and '.'.")
-        assert [len(m) for m in masks] == index.rows.tolist(), f"subset {name}: masks do not fit the shards"
+        assert [len(m) for m in masks] == index.counts.tolist(), f"subset {name}: masks do not fit the shards"
         return cls(index, name, b"".join(np.packbits(m).tobytes() for m in masks), source)
 
     def save(self) -> None:
@@ -96,8 +96,7 @@ class Subset:
 
 
 def subset_names(index: ShardIndex) -> list[str]:
-    names = storage.list_names(storage.join(index.url, "subsets"))
-    return [n.removesuffix(".json") for n in names if n.endswith(".json")]
+    return names_in(index, "subsets")
 
 
 def _url(index: ShardIndex, name: str, suffix: str) -> str:

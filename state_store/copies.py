@@ -72,8 +72,8 @@ def row_copies(reader: SnapshotReader, keys: Keys, url: str, kind: str = "parque
 
     def write(shard: int, rows: dict[str, np.ndarray]) -> int:
         samples = list(keys(shard))
-        if len(samples) != int(reader.schema.rows[shard]):
-            raise UserError(f"shard {shard}: {len(samples)} sample keys for {int(reader.schema.rows[shard])} rows of "
+        if len(samples) != int(reader.schema.counts[shard]):
+            raise UserError(f"shard {shard}: {len(samples)} sample keys for {int(reader.schema.counts[shard])} rows of "
                             "state. Pass the index that the state was made with.")
         values = {name: reader.schema.fields[name].decode(stored) for name, stored in rows.items()}
         data = _parquet(samples, values, reader) if kind == "parquet" else _npz(samples, values)

@@ -45,14 +45,14 @@ class Counting:
             return sum(parts, np.zeros((field.columns, histograms.BINS), np.int64))
         if name in self.known:
             return np.array(self.known[name], np.int64)
-        return histograms.initial_counts(field, schema.seed, schema.rows, self.initials.get(name), outside)
+        return histograms.initial_counts(field, schema.seed, schema.counts, self.initials.get(name), outside)
 
     def merged(self, deltas: list[Delta]) -> dict[str, np.ndarray]:
         return {name: counts + sum(delta.histograms[name] for delta in deltas) for name, counts in self.counts.items()}
 
     def moved(self, field: str, shard: int, before: np.ndarray, after: np.ndarray) -> np.ndarray:
         """How a chunk's write-back changes the counts; `before` becomes `after`."""
-        rows = int(self.store.schema.rows[shard])
+        rows = int(self.store.schema.counts[shard])
         outside = self.excluded[field](shard) if field in self.excluded else None
         change = histograms.change(before[:rows], after[:rows], outside)
         before[:] = after

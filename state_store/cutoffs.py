@@ -27,7 +27,7 @@ class Cutoffs:
     codes: np.ndarray  # int64 [L]
     bounds: np.ndarray  # uint64 [L], inclusive
     tie_key: int  # names the hash that breaks ties
-    rows: int  # rows of the longest shard: sample number = shard · rows + row
+    max_rows: int  # of the longest shard: sample number = shard · max_rows + row
 
     def selected(self, codes: np.ndarray, shards: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """bool [B, L]: whether each entry of a batch (stored codes [B, L]) is among its column's top p."""
@@ -38,13 +38,13 @@ class Cutoffs:
         tied &= self.bounds != _ALL
         at, columns = np.nonzero(tied)
         if len(at):
-            samples = np.asarray(shards)[at].astype(np.int64) * self.rows + np.asarray(rows)[at]
+            samples = np.asarray(shards)[at].astype(np.int64) * self.max_rows + np.asarray(rows)[at]
             chosen[at, columns] = tie_keys(np.uint64(self.tie_key), samples, columns) <= self.bounds[columns]
         return chosen
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """For the checkpoint: after a resume in the middle of an epoch cut-offs are not recomputed."""
-        return {"codes": self.codes, "bounds": self.bounds, "rule": np.array([self.tie_key, self.rows], np.uint64)}
+        return {"codes": self.codes, "bounds": self.bounds, "rule": np.array([self.tie_key, self.max_rows], np.uint64)}
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Cutoffs:
@@ -164,7 +164,7 @@ def _candidates(search: _Search, stored: np.ndarray, shard: int, result: Cutoffs
     if excluded is not None:
         inside[excluded(shard)] = False
     rows, columns = np.nonzero(inside)
-    keys = tie_keys(np.uint64(result.tie_key), shard * result.rows + rows, columns)
+    keys = tie_keys(np.uint64(result.tie_key), shard * result.max_rows + rows, columns)
     codes = stored[rows, columns].astype(np.int64)
     if search.key_left < 64:
         fits = (keys >> np.uint64(search.key_left)) == search.keys[columns]

@@ -98,7 +98,7 @@ def move_rows(source: Callable[[], Iterable[Batch]], table: KeyTable, writer: Bu
 
 
 def _empty(schema, name: str, shard: int) -> tuple[np.ndarray, np.ndarray]:
-    spec, rows = schema.fields[name], int(schema.rows[shard])
+    spec, rows = schema.fields[name], int(schema.counts[shard])
     return np.zeros((rows, *spec.stored_shape), spec.stored_dtype), np.zeros(rows, bool)
 
 

@@ -34,7 +34,7 @@ def migrate(source: StateStore, snapshot: str, url: str, fields: Sequence[Field]
     Equal fields are copied, fields that changed their dtype, range or rounding are converted through floats, new ones
     start from their initial values, and those not asked for are left behind.
     """
-    target = create(url, source.schema.rows, source.schema.fingerprint, fields, source.schema.seed)
+    target = create(url, source.schema.counts, source.schema.fingerprint, fields, source.schema.seed)
     reader, writer, done = source.reader(snapshot), BulkWriter(target), []
     for new in target.schema.fields.values():
         old = source.schema.fields.get(new.name)

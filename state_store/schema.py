@@ -40,14 +40,14 @@ class DamagedSchema(UserError):
 
 @dataclass(frozen=True, eq=False)
 class Schema:
-    rows: np.ndarray  # int64 [shards]: rows of every shard
+    counts: np.ndarray  # int64 [shards]: rows of every shard
     fingerprint: str  # of the shard index (samples and class list)
     seed: int
     fields: dict[str, Field]
 
     @classmethod
-    def of(cls, rows: Sequence[int] | np.ndarray, fingerprint: str, fields: Sequence[Field], seed: int) -> Schema:
-        counts = np.asarray(rows, dtype=np.int64)
+    def of(cls, counts: Sequence[int] | np.ndarray, fingerprint: str, fields: Sequence[Field], seed: int) -> Schema:
+        counts = np.asarray(counts, dtype=np.int64)
         if counts.ndim != 1 or not len(counts) or int(counts.min()) < 0 or int(counts.max()) < 1:
             raise UserError("a state store needs at least one shard with rows; found row counts "
                             f"{counts.tolist()[:5]}. Check the shard index.")
@@ -66,11 +66,11 @@ class Schema:
 
     @property
     def shards(self) -> int:
-        return len(self.rows)
+        return len(self.counts)
 
     @cached_property
     def max_rows(self) -> int:
-        return int(self.rows.max())
+        return int(self.counts.max())
 
     @property
     def shard_bytes(self) -> int:
@@ -83,7 +83,7 @@ class Schema:
 
     def group_json(self) -> bytes:
         body = {
-            "version": VERSION, "fingerprint": self.fingerprint, "seed": self.seed, "rows": self.rows.tolist(),
+            "version": VERSION, "fingerprint": self.fingerprint, "seed": self.seed, "rows": self.counts.tolist(),
             "fields": [field.to_json() for field in self.fields.values()],
         }
         body["sha256"] = _checksum(body)
@@ -141,9 +141,9 @@ class Schema:
     def differences(self, other: Schema) -> list[str]:
         """What `other` (asked for) has that this one (in the store) has not, in words."""
         found = []
-        if self.fingerprint != other.fingerprint or not np.array_equal(self.rows, other.rows):
-            found.append(f"shard index {self.fingerprint} ({self.shards} shards, {int(self.rows.sum())} samples) in "
-                         f"the store, {other.fingerprint} ({other.shards} shards, {int(other.rows.sum())} samples) "
+        if self.fingerprint != other.fingerprint or not np.array_equal(self.counts, other.counts):
+            found.append(f"shard index {self.fingerprint} ({self.shards} shards, {int(self.counts.sum())} samples) in "
+                         f"the store, {other.fingerprint} ({other.shards} shards, {int(other.counts.sum())} samples) "
                          "asked (samples, shards or class list changed: see `lacuna state reshard`)")
         if self.seed != other.seed:
             found.append(f"seed {self.seed} in the store, {other.seed} asked")

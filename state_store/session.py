@@ -16,17 +16,13 @@ from lacuna.basics.errors import UserError
 from lacuna.state_store import chunks, faults, histograms
 from lacuna.state_store.claims import Claim
 from lacuna.state_store.counting import Counting
-from lacuna.state_store.io_threads import IoThreads, Metrics
+from lacuna.state_store.leases import Leases, io_threads_for
 from lacuna.state_store.log import Snapshot
 from lacuna.state_store.manifest import Delta, Manifest, Ref, Refs, check_deltas, merged, object_url, walk
-from lacuna.state_store.rows import Rows
-from lacuna.state_store.slots import Slots
 from lacuna.state_store.store import Initials, StateStore
 
-_REMOTE_THREADS = 8  # a request to object storage mostly waits
 
-
-class Session:
+class Session(Leases):
     """Open with `Session(store, launch, rank, world, budget)`; `snapshot=None` starts from the initial values."""
 
     def __init__(self, store: StateStore, launch: int, rank: int = 0, world: int = 1, budget: int = 1 << 30,
@@ -36,8 +32,8 @@ class Session:
         """`budget` bytes of RAM; `initials`: functions of the shard for fields with a Given rule; `excluded`: entries
         outside a field's histogram; `initial_counts`: histograms of the initial values where the caller knows them
         (from label counts), else constants are counted in closed form and others by one sweep."""
-        self.store, self.schema, self.launch, self.rank, self.world = store, store.schema, launch, rank, world
-        self.initials, self.epoch = dict(initials or {}), 0
+        self.store, self.launch, self.rank, self.world = store, launch, rank, world
+        self.initials = dict(initials or {})
         self._counting = Counting(store, self.initials, dict(excluded or {}), dict(initial_counts or {}))
         store.fence.check(launch)
         self._count = itertools.count()
@@ -48,10 +44,12 @@ class Session:
         self._unnamed: set[tuple[str, str]] = set()  # rank 0: live objects that are in no manifest
         self._named: set[str] = set()  # rank 0: tokens of the last commit's deltas
         self._exchange_due = False
-        self.slots = Slots.within(self.schema, budget)
-        self._claim = Claim(store.url, launch, rank, world)
-        threads = threads or (2 if storage.is_local(store.url) else _REMOTE_THREADS)
-        self._io = IoThreads(list(self.schema.fields), self.slots.count, threads, self._load, self._store)
+        super().__init__(store.schema, budget, threads or io_threads_for(store.url))
+        try:
+            self._claim = Claim(store.url, launch, rank, world)
+        except BaseException:
+            self._io.stop()
+            raise
         try:
             self._set_base(snapshot)
         except BaseException:
@@ -59,10 +57,6 @@ class Session:
             raise
 
     # ---- the step: leases, gather, scatter
-
-    @property
-    def metrics(self) -> Metrics:
-        return self._io.metrics
 
     def begin(self, order: Sequence[int], epoch: int) -> None:
         """Announce the shards that this rank will lease, in opening order; reading ahead starts now."""
@@ -77,23 +71,10 @@ class Session:
         self._io.prefetch(order)
 
     def lease(self, shard: int) -> None:
-        """Hold a shard's rows in RAM; blocks only while they are not read yet (see `metrics.stall_seconds`)."""
         self.schema.check_shard(shard)
         if shard not in self._claim.shards:
             self._claim.announce(self._claim.shards | {shard})
-        record = self._io.lease(shard)
-        self.slots.slot_of[shard] = record.slot
-
-    def release(self, shard: int) -> None:
-        """Give the shard back after its last row; what changed is written behind."""
-        slot = self._leased_slot(shard)
-        dirty = self._take_dirty(slot)
-        self.slots.slot_of[shard] = -1
-        self._io.release(shard, dirty)
-
-    def at(self, shards: np.ndarray, rows: np.ndarray) -> Rows:
-        """The samples (shards[b], rows[b]) of a batch, all leased: gather/scatter stored values, read/write floats."""
-        return Rows(self, np.asarray(shards), np.asarray(rows))
+        super().lease(shard)
 
     def gather(self, field: str, shards: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return self.at(shards, rows).gather(field)
@@ -116,8 +97,7 @@ class Session:
     def prepare(self, durable: bool = True) -> Delta:
         """Write what is dirty (leases stay) and return this rank's delta. `durable=False`: for an exchange at the end
         of an epoch that is not committed."""
-        leased = np.flatnonzero(self.slots.slot_of >= 0).tolist()
-        self._io.spill({s: d for s in leased if (d := self._take_dirty(int(self.slots.slot_of[s])))})
+        self.spill()
         faults.point("prepare.spilled")
         if durable:
             storage.sync(sorted(self._unsynced))
@@ -225,19 +205,6 @@ class Session:
         """The newest object of a chunk; None if it was never written."""
         return self._written.get(field, {}).get(shard) or self._base.get(field, {}).get(shard)
 
-    def _leased_slot(self, shard: int) -> int:
-        self.schema.check_shard(shard)
-        slot = int(self.slots.slot_of[shard])
-        if slot < 0:
-            raise UserError(f"shard {shard} is not leased, so it cannot be released.")
-        return slot
-
-    def _take_dirty(self, slot: int) -> list[str]:
-        dirty = [name for name, flags in self.slots.dirty.items() if flags[slot]]
-        for name in dirty:
-            self.slots.dirty[name][slot] = False
-        return dirty
-
     def _discard_written(self) -> None:
         """Remove this rank's objects that nobody else can know of."""
         gone = [chunks.chunk_url(self.store.url, name, shard, ref.token)
@@ -249,7 +216,7 @@ class Session:
     # ---- in the I/O threads
 
     def _load(self, field: str, shard: int, slot: int) -> None:
-        spec, rows, out = self.schema.fields[field], int(self.schema.rows[shard]), self.slots.slabs[field][slot]
+        spec, rows, out = self.schema.fields[field], int(self.schema.counts[shard]), self.slots.slabs[field][slot]
         ref = self._version(field, shard)
         if ref is None:
             out[:rows] = spec.initial_rows(self.schema.seed, shard, rows, self.initials.get(field))

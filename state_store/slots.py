@@ -55,10 +55,10 @@ class Slots:
         if int(slots.min()) < 0:
             raise UserError(f"shard {int(shards[slots < 0][0])} is not leased: call lease(shard) before its rows are "
                             "gathered or scattered, and release(shard) after the last of them.")
-        if int(rows.min()) < 0 or (rows >= self.schema.rows.take(shards)).any():
-            bad = int(np.flatnonzero((rows < 0) | (rows >= self.schema.rows[shards]))[0])
+        if int(rows.min()) < 0 or (rows >= self.schema.counts.take(shards)).any():
+            bad = int(np.flatnonzero((rows < 0) | (rows >= self.schema.counts[shards]))[0])
             raise UserError(f"row {int(rows[bad])} of shard {int(shards[bad])}: it has rows "
-                            f"0..{int(self.schema.rows[shards[bad]]) - 1}.")
+                            f"0..{int(self.schema.counts[shards[bad]]) - 1}.")
         return slots * self.schema.max_rows + rows, slots
 
     def gather(self, field: str, index: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:

@@ -184,7 +184,7 @@ class StateStore:
 
     def read(self, ref: Ref | None, field: str, shard: int, initials: Initials | None = None) -> np.ndarray:
         """Stored rows [rows of the shard, *stored_shape] of one version; None: never written, so initial values."""
-        spec, rows = self.schema.fields[field], int(self.schema.rows[shard])
+        spec, rows = self.schema.fields[field], int(self.schema.counts[shard])
         if ref is None:
             return np.array(spec.initial_rows(self.schema.seed, shard, rows, (initials or {}).get(field)))
         out = np.empty((self.schema.max_rows, *spec.stored_shape), spec.stored_dtype)
@@ -204,33 +204,39 @@ class SnapshotReader:
         return self.store.read(self.refs.get(field, {}).get(shard), field, shard, self.initials)
 
 
-def create(url: str, rows: Sequence[int] | np.ndarray, fingerprint: str, fields: Sequence[Field],
+def create(url: str, counts: Sequence[int] | np.ndarray, fingerprint: str, fields: Sequence[Field],
            seed: int = 0) -> StateStore:
     """A new store: metadata only, whatever the number of samples; chunks appear when they are first written."""
-    schema = Schema.of(rows, fingerprint, fields, seed)
+    schema = Schema.of(counts, fingerprint, fields, seed)
     write_schema(url, schema)
     return StateStore(url, schema)
 
 
-def prepare(url: str, rows: Sequence[int] | np.ndarray, fingerprint: str, fields: Sequence[Field], seed: int) -> None:
+def prepare(url: str, counts: Sequence[int] | np.ndarray, fingerprint: str, fields: Sequence[Field], seed: int,
+            worthless: int | None = None) -> None:
     """At the start of a launch: create the store if there is none, and remove what died with older launches.
 
-    One in which nothing was ever committed is made anew if it does not fit: a launch with other settings left it.
+    One in which nothing was ever committed is made anew if it does not fit: a launch with other settings left it. So
+    is one with snapshots that belong to nothing, where `worthless` is the number of the launch that says so.
     """
     if is_store(url):
         store = StateStore(url, read_schema(url))
-        if store.snapshots() or not store.schema.differences(Schema.of(rows, fingerprint, fields, seed)):
+        fits = not store.schema.differences(Schema.of(counts, fingerprint, fields, seed))
+        if fits or (store.snapshots() and worthless is None):
             store.remove_orphans()
             return
+        if worthless is not None:
+            store.collect([], worthless)
         storage.remove([storage.join(url, name) for name in written_metadata(store.schema)])
-    create(url, rows, fingerprint, fields, seed).remove_orphans()
+    create(url, counts, fingerprint, fields, seed).remove_orphans()
 
 
-def open(url: str, rows: Sequence[int] | np.ndarray | None = None, fingerprint: str | None = None,
+def open(url: str, counts: Sequence[int] | np.ndarray | None = None, fingerprint: str | None = None,
          fields: Sequence[Field] | None = None, seed: int | None = None) -> StateStore:
     """Open a store; whatever is passed besides the URL must be what the store was created with."""
     schema = read_schema(url)
-    asked = Schema.of(schema.rows if rows is None else rows, schema.fingerprint if fingerprint is None else fingerprint,
+    asked = Schema.of(schema.counts if counts is None else counts,
+                      schema.fingerprint if fingerprint is None else fingerprint,
                       list(schema.fields.values()) if fields is None else fields, schema.seed if seed is None else seed)
     differences = schema.differences(asked)
     if differences:

@@ -132,7 +132,7 @@ def stats(store: StateStore, name: str, values: bool = False) -> list[FieldStats
     reader, found = store.reader(name), []
     for spec in store.schema.fields.values():
         refs = reader.refs.get(spec.name, {})
-        rows = int(store.schema.rows[list(refs)].sum()) if refs else 0
+        rows = int(store.schema.counts[list(refs)].sum()) if refs else 0
         extent = _extent(reader, spec, sorted(refs)) if values and rows else None
         found.append(FieldStats(spec, store.schema.shards, len(refs), sum(ref.size for ref in refs.values()),
                                 rows * spec.row_bytes, extent))
@@ -144,6 +144,6 @@ def _extent(reader, spec: Field, shards: list[int]) -> tuple[float, float, float
         decoded = spec.decode(rows[spec.name])
         return float(decoded.min()), float(decoded.max()), float(decoded.sum(dtype=np.float64)), decoded.size
 
-    lows, highs, sums, sizes = zip(*map_shards(reader, [spec.name], one, [s for s in shards if reader.schema.rows[s]]),
-                                   strict=True)
+    filled = [s for s in shards if reader.schema.counts[s]]
+    lows, highs, sums, sizes = zip(*map_shards(reader, [spec.name], one, filled), strict=True)
     return min(lows), sum(sums) / sum(sizes), max(highs)

@@ -8,6 +8,8 @@
   lacuna annotate DATASET --scheme image_fraction --name m10 --fraction 0.1 --within train
   lacuna annotate DATASET --scheme positive_fraction --name pos10 --fraction 0.1 --seed 1
   lacuna annotate DATASET --scheme graph --name kg --parents parents.tsv
+  lacuna annotate DATASET --scheme groups --name video --pattern '^(.*)_[0-9]+$'    samples that belong together, by key
+  lacuna annotate DATASET --scheme val_split --groups video       no group is on both sides
   lacuna annotate DATASET --list                                  sidecars and subsets that exist
 """
 
@@ -23,10 +25,11 @@ from lacuna.basics.progress import Progress
 from lacuna.data_pipelines.annotation.annotate import SCHEMES, annotate, keep_rows, refuse_existing, split_rows
 from lacuna.data_pipelines.annotation.labelled_rows import LabelledRows
 from lacuna.data_pipelines.annotation.schemes import ImageFraction
+from lacuna.data_pipelines.groups import Groups, by_pattern, by_table, group_names, make_groups
 from lacuna.data_pipelines.index import ShardIndex, Sidecar, sidecar_names
 from lacuna.data_pipelines.subsets import Subset, subset_names
 
-_SPLIT = "val_split"
+_SPLIT, _GROUPS = "val_split", "groups"
 # Options of schemes: which scheme takes which follows from the fields of its class.
 _OPTIONS: dict[str, tuple[type, str]] = {
     "seed": (int, "seed of the draw (default: the published one, else 0)"),
@@ -38,6 +41,9 @@ _OPTIONS: dict[str, tuple[type, str]] = {
                         "images; positive_fraction: share of all positives (default 0.1)"),
     "negatives": (str, "positive_fraction: `image` (default) draws negatives beside every image's own positives, "
                        "`dataset` over all images"),
+    "groups": (str, "val_split: groups that are not to be split, made with --scheme groups"),
+    "pattern": (str, "groups: regular expression whose first bracket is the part of a key that names its group"),
+    "table": (str, "groups: file with lines `key<TAB>group`; other samples are in none"),
     "parents": (str, "graph: file with one `child<TAB>parent` line a class (class names or stable ids)"),
 }
 
@@ -45,7 +51,8 @@ _OPTIONS: dict[str, tuple[type, str]] = {
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dataset", help="folder or URL that holds index.json")
     schemes = "; ".join(f"{name}: {scheme.summary}" for name, scheme in SCHEMES.items())
-    parser.add_argument("--scheme", help=f"{_SPLIT}: subsets for training and validation (Cole et al. 2021); {schemes}")
+    parser.add_argument("--scheme", help=f"{_SPLIT}: subsets for training and validation (Cole et al. 2021); "
+                        f"{_GROUPS}: which samples belong together; {schemes}")
     parser.add_argument("--from", dest="source", metavar="SIDECAR", default="labels",
                         help="sidecar with the true labels (default: labels)")
     parser.add_argument("--name", help=f"name of the new sidecar; with {_SPLIT}: subsets train-NAME and val-NAME")
@@ -61,13 +68,15 @@ def run(args: argparse.Namespace) -> None:
     index = ShardIndex.load(args.dataset)
     if args.list:
         return _show(_overview(index), args.json)
-    legal = [_SPLIT, *SCHEMES]
+    legal = [_SPLIT, _GROUPS, *SCHEMES]
     if args.scheme not in legal:
         raise UserError(f"--scheme {args.scheme!r}: legal are {', '.join(legal)}. See `lacuna annotate --help`.")
     within = Subset.load(index, args.within) if args.within else None
     rows = LabelledRows(index, Sidecar.load(index, args.source), within)
+    if args.scheme == _GROUPS:
+        return _show([_describe_groups(_groups(args, index))], args.json)
     if args.scheme == _SPLIT:
-        options = _given(args, ("fraction", "seed"))
+        options = _given(args, ("fraction", "seed", "groups"))
         names = tuple(f"{part}-{args.name}" if args.name else part for part in ("train", "val"))
         made = split_rows(rows, (names[0], names[1]), overwrite=args.overwrite, **options)
         return _show([_describe_subset(s) for s in made], args.json)
@@ -95,9 +104,19 @@ def _given(args: argparse.Namespace, accepted) -> dict[str, Any]:
     return given
 
 
+def _groups(args: argparse.Namespace, index: ShardIndex) -> Groups:
+    given = _given(args, ("pattern", "table"))
+    if len(given) != 1 or not args.name:
+        raise UserError("--scheme groups needs --name NAME, and one of --pattern REGEX and --table FILE.")
+    refuse_existing(args.name, group_names(index), args.overwrite)
+    group_of = by_pattern(args.pattern) if args.pattern else by_table(args.table)
+    return make_groups(index, args.name, group_of, given)
+
+
 def _overview(index: ShardIndex) -> list[dict]:
     return ([_describe_sidecar(Sidecar.load(index, name)) for name in sidecar_names(index)]
-            + [_describe_subset(Subset.load(index, name)) for name in subset_names(index)])
+            + [_describe_subset(Subset.load(index, name)) for name in subset_names(index)]
+            + [_describe_groups(Groups.load(index, name)) for name in group_names(index)])
 
 
 def _describe_sidecar(sidecar: Sidecar) -> dict:
@@ -111,13 +130,18 @@ def _describe_subset(subset: Subset) -> dict:
             "source": subset.source}
 
 
+def _describe_groups(groups: Groups) -> dict:
+    return {"kind": "groups", "name": groups.name, "fingerprint": groups.fingerprint, "groups": groups.count,
+            "rows": int((groups.numbers >= 0).sum()), "source": groups.source}
+
+
 def _show(made: list[dict], as_json: bool) -> None:
     if as_json:
         print(json.dumps({"made": made}))
         return
     for thing in made:
         entries = (f", {thing['positives']:,} positives, {thing['negatives']:,} negatives"
-                   if thing["kind"] == "sidecar" else "")
+                   if thing["kind"] == "sidecar" else f" in {thing['groups']:,}" if thing["kind"] == "groups" else "")
         places = thing["source"].get("places_fingerprint")
         print(f"{thing['kind']} {thing['name']}: {thing['rows']:,} rows{entries}, fingerprint {thing['fingerprint']}"
               + (f", places {places}" if places else ""))

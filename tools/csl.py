@@ -1,7 +1,7 @@
 """Class-aware selective loss in one command, as published: train with unknown labels ignored, estimate the class prior
 with that model over the training set (on Ray), train the selective loss with it.
 
-  lacuna csl csl:openimages_v6_selective --num-ranks 8
+  lacuna csl csl:openimages_v6_selective --ranks 8
   lacuna csl csl:coco14_fpc_selective name=coco data.workers=4 --ignore-set phases.0.epochs=10
 The first training uses plain cross entropy whatever γ, α and clip the config has: a prior is a mean of probabilities,
 and weighted losses do not give any. --ignore-set method.gamma_negative=3 and the like change that.
@@ -38,7 +38,7 @@ _SHOWN = ("map_csl_c", "map_csl_o", "map_skip_empty", "map")
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", help="experiment whose method is csl: YAML file, FILE:ROW, or by name")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="changes to it, for both trainings")
-    parser.add_argument("--num-ranks", type=int, metavar="N", help="DeepSpeed ranks (default: one per GPU, else 1)")
+    parser.add_argument("--ranks", type=int, metavar="N", help="DeepSpeed ranks (default: one per GPU, else 1)")
     parser.add_argument("--hostfile", metavar="FILE", help="DeepSpeed hostfile: all slots of several nodes instead")
     parser.add_argument("--ignore-set", action="append", default=[], metavar="section.key=value",
                         help="further changes for the first training only")
@@ -72,7 +72,7 @@ def _train(args: argparse.Namespace, title: str, overrides: list[str]) -> Config
         print(f"== {title}: {config.folder} is finished", file=sys.stderr, flush=True)
         return config
     print(f"== {title}: {config.folder}", file=sys.stderr, flush=True)
-    words = command(args.num_ranks or gpus() or 1, "--config", args.config, *overrides, hostfile=args.hostfile)
+    words = command(args.ranks or gpus() or 1, "--config", args.config, *overrides, hostfile=args.hostfile)
     done = subprocess.run(words, env=environment(), stdout=2)  # to stderr: ours is for the results
     if done.returncode:
         raise UserError(f"{title} {describe_exit(done.returncode)}; see above and {config.folder}/log.txt. "
@@ -85,7 +85,8 @@ def _train(args: argparse.Namespace, title: str, overrides: list[str]) -> Config
 def _finished(config: Config) -> bool:
     if not storage.exists(storage.join(config.folder, "results.json")):
         return False
-    return not run_config(config.folder).differences(config)
+    before = run_config(config.folder)
+    return not before.differences(config) and before.data.test == config.data.test
 
 
 def _prior(config: Config, settings: PoolSettings) -> str:

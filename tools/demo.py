@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
+import sys
 
 from lacuna.basics.deaths import describe_exit
 from lacuna.basics.errors import UserError
@@ -51,9 +53,30 @@ def run(args: argparse.Namespace) -> None:
     for title, val, test in rows:
         print(f"{title:<36} {val:8.2f} {test:9.2f}")
     draw_sheet(out)
-    print(f"\nRun folders: {os.path.join(out, 'runs')} (config.yaml, metrics.jsonl, TensorBoard, checkpoints)")
+    page = make_page(out)
+    print("\n".join(["", *gap_bars({title: test for title, _, test in rows}), "", *next_steps(out, page)]))
     if args.json:
         print(json.dumps([{"run": title, "val_map": val, "test_map": test} for title, val, test in rows]))
+
+
+def gap_bars(scores: dict[str, float], width: int = 40) -> list[str]:
+    """How far each run comes from the first one's score to the last one's, drawn in letters."""
+    low, high = next(iter(scores.values())), list(scores.values())[-1]
+    lines = ["how much of the gap between one label and all labels is closed:"]
+    for title, score in scores.items():
+        share = (score - low) / (high - low) if high > low else 0.0
+        full = round(min(max(share, 0.0), 1.0) * width)
+        lines.append(f"{title:<36} {'█' * full}{'░' * (width - full)} {share:4.0%}")
+    return lines
+
+
+def next_steps(out: str, page: str) -> list[str]:
+    """Commands that can be pasted; `lacuna` by its path where the environment is not active."""
+    own = os.path.join(os.path.dirname(sys.executable), "lacuna")
+    words = "lacuna" if shutil.which("lacuna") == own else own
+    return [f"open the report:         {sys.executable} -m webbrowser -t {page}",
+            f"browse what it believes: {words} explore {os.path.join(out, 'runs', 'demo-en-scl')}",
+            "the same with your own photos: the README's five lines"]
 
 
 def draw_sheet(out: str) -> None:
@@ -61,6 +84,17 @@ def draw_sheet(out: str) -> None:
     folder, sheet = os.path.join(out, "runs", "demo-en-scl"), os.path.join(out, "heatmaps.png")
     draw_heatmaps(load_config(os.path.join(folder, "config.yaml"), []), folder, sheet, 0, list(range(10)), 4)
     print(f"\nHeatmaps of ten training scenes, kept over the epochs by the state store: {sheet}")
+
+
+def make_page(out: str) -> str:
+    """The report that compares the three runs."""
+    from lacuna.tools import report
+
+    parser, page = argparse.ArgumentParser(), os.path.join(out, "report.html")
+    report.configure(parser)
+    runs = [os.path.join(out, "runs", name) for name in ("demo-an", "demo-en-scl", "demo-full")]
+    report.write(parser.parse_args([*runs[:2], "--oracle", runs[2], "--out", page]))
+    return page
 
 
 def make_data(folder: str) -> None:

@@ -5,7 +5,8 @@
   lacuna import-scores global=g.npz crop_max=a.npz crop_min=b.npz --shards … --out …    # AEVLP
 A table is .parquet (column `key` and one column per class, or a list column `scores`), .npz (`keys`, `scores`,
 `classes`) or .npy (with --keys and --classes). Several tables go into one store under the names before the `=`; one
-without a name is `scores`. Then: method.scores=shards/coco14/clip. They may come from any model: Lacuna runs none.
+without a name is `scores`. Then: method.scores=shards/coco14/clip. `lacuna scores` makes such a
+store itself, by CLIP and its kin, classifiers of timm and torchvision, or a run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import tempfile
 import numpy as np
 
 from lacuna import state_store
-from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.basics.progress import progress
 from lacuna.data_pipelines.index import ShardIndex
@@ -25,6 +25,7 @@ from lacuna.data_pipelines.score_tables import ScoreTable, read_table
 from lacuna.data_pipelines.subsets import Subset
 from lacuna.state_store.fields import Field
 from lacuna.state_store.moving import BulkWriter, KeyTable
+from lacuna.state_store.schema import is_store, mend_schema
 from lacuna.state_store.store import StateStore
 
 SNAPSHOT = "imported"
@@ -75,11 +76,12 @@ def run(args: argparse.Namespace) -> None:
 
 def new_store(url: str, index: ShardIndex, fields: list[Field]) -> StateStore:
     """Made now, or left without a snapshot by an import that failed."""
-    if not storage.exists(storage.join(url, "zarr.json")):
-        return state_store.create(url, index.rows, index.fingerprint, fields)
-    store = state_store.open(url, index.rows, index.fingerprint, fields)
+    if not is_store(url):
+        return state_store.create(url, index.counts, index.fingerprint, fields)
+    store = state_store.open(url, index.counts, index.fingerprint, fields)
     if store.snapshots():
         raise UserError(f"--out {url}: there is already a store. Choose another URL, or delete it first.")
+    mend_schema(url, store.schema)  # a kill may have come before the last file of it
     return store
 
 
@@ -89,7 +91,7 @@ class Placed:
     def __init__(self, table: ScoreTable, index: ShardIndex, table_of: KeyTable, subset: Subset | None, reorder: bool):
         self.table, self.index = table, index
         self.columns = table.columns_for(index, reorder)
-        first = np.concatenate([[0], np.cumsum(index.rows)])
+        first = np.concatenate([[0], np.cumsum(index.counts)])
         shards, rows = table_of.find(table.keys)
         used = np.flatnonzero(shards >= 0)
         self.unused = len(shards) - len(used)

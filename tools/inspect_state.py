@@ -26,6 +26,7 @@ from lacuna.basics.whole_number import whole_number
 from lacuna.data_pipelines.index import ShardIndex, Sidecar
 from lacuna.state_store.manifest import read_histogram
 from lacuna.state_store.moving import KeyTable
+from lacuna.state_store.schema import is_store
 from lacuna.state_store.store import StateStore
 from lacuna.state_store.topk import UNTRACKED
 from lacuna.state_store.verify import FieldStats, stats
@@ -81,9 +82,9 @@ def open_state(url: str, index_url: str | None, snapshot: str | None) -> Opened:
     url = absolute(url)
     folders = (url, url.rpartition("/")[0])
     config = next((run_config(folder) for folder in folders if storage.exists(storage.join(folder, CONFIG))), None)
-    if config and not storage.exists(storage.join(url, "zarr.json")):
+    if config and not is_store(url):
         url = state_url(url, config)
-        if not storage.exists(storage.join(url, "zarr.json")):
+        if not is_store(url):
             raise UserError(f"{url}: no state store. The run's method {config.method['name']!r} keeps no per-sample "
                             "state, or it has not started (`lacuna methods` says which keep some).")
     store = state_store.open(url)
@@ -106,8 +107,8 @@ def overview(opened: Opened, values: bool, classes: list[str]) -> dict[str, Any]
     numbers = [_class_number(opened, name) for name in classes]
     manifest = store.manifest(opened.snapshot)
     return {
-        "url": store.url, "snapshot": opened.snapshot, "shards": schema.shards, "rows": int(schema.rows.sum()),
-        "rows_per_shard": [int(schema.rows.min()), int(schema.rows.max())], "seed": schema.seed,
+        "url": store.url, "snapshot": opened.snapshot, "shards": schema.shards, "rows": int(schema.counts.sum()),
+        "rows_per_shard": [int(schema.counts.min()), int(schema.counts.max())], "seed": schema.seed,
         "fingerprint": schema.fingerprint,
         "snapshots": [{"name": e.name, "created": e.created, "launch": e.launch, "meta": e.meta}
                       for e in store.snapshots()],
@@ -186,7 +187,7 @@ def bars(counts: list[int]) -> str:
 
 def find_sample(opened: Opened, text: str) -> tuple[int, int]:
     shard, slash, row = text.partition("/")
-    rows = opened.store.schema.rows
+    rows = opened.store.schema.counts
     number, place = whole_number(shard), whole_number(row)
     if slash and number is not None and place is not None:
         if number >= len(rows) or place >= rows[number]:

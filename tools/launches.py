@@ -32,16 +32,22 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def command(ranks: int, *arguments: str, port: int = 0, script: str = RUN_SCRIPT,
-            hostfile: str | None = None) -> list[str]:
-    """Of a launch on this machine, where one rank needs no launcher, or on all slots of a hostfile."""
+            hostfile: str | None = None, devices: str | None = None, verbose: bool = False) -> list[str]:
+    """Of a launch on this machine, where one rank needs no launcher, or on all slots of a hostfile.
+
+    `devices`: numbers of the GPUs to use, as in 2,3; by default the first ones. `verbose`: the launcher tells what it
+    does, too.
+    """
     if ranks == 1 and not hostfile:
         return [sys.executable, script, *arguments]
     launcher = os.path.join(os.path.dirname(sys.executable), "deepspeed")
     if shutil.which(launcher) is None:
         raise UserError(f"{launcher}: not found. Install the project with `make install`.")
+    words = [launcher, *([] if verbose else ["--log_level", "critical"])]
     if hostfile:
-        return [launcher, "--hostfile", hostfile, script, *arguments]
-    return [launcher, "--num_accelerators", str(ranks), "--master_port", str(port or free_port()), script, *arguments]
+        return [*words, "--hostfile", hostfile, script, *arguments]
+    where = ["--include", f"localhost:{devices}"] if devices else ["--num_accelerators", str(ranks)]
+    return [*words, *where, "--master_port", str(port or free_port()), script, *arguments]
 
 
 def gpus() -> int:
@@ -138,11 +144,17 @@ def read_lines(path: str) -> list[dict]:
     return lines
 
 
+def timeless(lines: list[dict]) -> list[dict]:
+    """Metrics without what depends on the clock, or on how often a run was launched."""
+    clocked = ("samples_per_second", "data_wait_seconds", "launch")
+    return [{k: v for k, v in line.items() if k not in clocked and not k.startswith("state_")} for line in lines]
+
+
 def read_trace(folder: str) -> dict[int, list[tuple[int, int]]]:
     """step → samples (shard, row) of the global batch; of a step's lines, those of the newest launch count."""
     steps: dict[int, tuple[int, list]] = {}
     root = os.path.join(folder, "trace")
-    for name in sorted(os.listdir(root)):
+    for name in sorted(name for name in os.listdir(root) if name.endswith(".jsonl")):
         for line in read_lines(os.path.join(root, name)):
             launch, samples = steps.get(line["step"], (0, []))
             if line["launch"] >= launch:

@@ -5,6 +5,7 @@
   lacuna predict s3://bucket/model s3://bucket/photos --threshold 0.7
   lacuna predict model holiday-photos/ --heatmaps heatmaps.png          where in the image, for the strongest classes
 Without thresholds in the model (`lacuna export --val …`), --threshold decides for all classes (default 0.5).
+Probabilities are calibrated if the model was exported with --val; --json says so in `calibrated`.
 --json prints one JSON object a line and image. Exit code 1 if any image could not be read; the others are done.
 """
 
@@ -25,8 +26,9 @@ from lacuna.basics.errors import AccessDenied, Unreachable, UserError
 from lacuna.basics.progress import Progress
 from lacuna.data_pipelines.decode import DecodeError, decode_image
 from lacuna.data_pipelines.readers.base import IMAGE_EXTENSIONS, is_image, walk_images
-from lacuna.tools.export.folder import Exported
-from lacuna.tools.heatmaps import draw_strip, save_sheet
+from lacuna.tools.export.folder import UNCALIBRATED, Exported
+from lacuna.tools.heatmaps.drawing import draw_strip, save_sheet
+from lacuna.tools.heatmaps.seen import SeenMap
 
 _SHEET, _CLASSES = 40, 4  # images in a picture of heatmaps, and classes of each
 
@@ -50,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     if args.batch < 1 or args.top < 1:
         raise UserError(f"--batch {args.batch} --top {args.top}: both are at least 1.")
     paths = list(image_paths(args.images))
+    if exported.calibration is None and not args.json:
+        print(f"{UNCALIBRATED} (`lacuna export --val` calibrates them)", file=sys.stderr)
     strips: list[Any] = []
     failed = 0
     with Progress(len(paths), "predicting", "images") as meter:
@@ -62,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             facts = describe(exported, path, scores, args.top, args.threshold)
             print(json.dumps(facts, ensure_ascii=False) if args.json else as_text(facts), flush=True)
             if maps is not None and len(strips) < _SHEET:
-                best = {int(i): (maps[i] * 255).round().astype(np.uint8) for i in np.argsort(-scores)[:_CLASSES]}
+                best = {int(i): SeenMap.plain(maps[i]) for i in np.argsort(-scores)[:_CLASSES]}
                 strips.append(draw_strip(image, os.path.basename(path), best, exported.classes, set(), _CLASSES))
     if args.heatmaps and strips:
         save_sheet(strips, args.heatmaps)
@@ -109,8 +113,8 @@ def predictions(exported: Exported, paths: list[str], batch: int,
             continue
         with torch.no_grad():
             logits, maps, _ = model(torch.stack(list(inputs.values())).to(device), with_maps=with_maps)
-        scores = exported.score(logits).cpu().numpy()
-        spread = None if maps is None else exported.score(maps).cpu().numpy()
+        scores = exported.score(logits, model.head.bias).cpu().numpy()
+        spread = None if maps is None else exported.score(maps, model.head.bias).cpu().numpy()
         for i, (path, image) in enumerate(inputs.items()):
             yield path, image, scores[i], None if spread is None else spread[i]
 
@@ -118,11 +122,13 @@ def predictions(exported: Exported, paths: list[str], batch: int,
 def describe(exported: Exported, path: str, scores: np.ndarray, top: int, threshold: float | None) -> dict[str, Any]:
     limits = exported.thresholds if threshold is None and exported.thresholds is not None else np.full(
         len(scores), 0.5 if threshold is None else threshold)
-    order = np.argsort(-scores, kind="stable")
-    return {"image": path,
-            "predicted": [{"class": exported.classes[i], "probability": float(scores[i])} for i in order
-                          if scores[i] >= limits[i]],
-            "top": [{"class": exported.classes[i], "probability": float(scores[i])} for i in order[:top]]}
+    probabilities = exported.probabilities(torch.from_numpy(scores)).numpy()
+    judged = scores if threshold is None else probabilities  # the model's own thresholds are meant for scores
+    order = np.argsort(-probabilities, kind="stable")
+    return {"image": path, "calibrated": exported.calibration is not None,
+            "predicted": [{"class": exported.classes[i], "probability": float(probabilities[i])} for i in order
+                          if judged[i] >= limits[i]],
+            "top": [{"class": exported.classes[i], "probability": float(probabilities[i])} for i in order[:top]]}
 
 
 def as_text(facts: dict[str, Any]) -> str:

@@ -152,7 +152,7 @@ def _full(source: ShardSource, name: str | None) -> np.ndarray | None:
     if full.sidecar.unlisted != NEGATIVE:
         raise UserError(f"--full-labels {name}: this sidecar of {source.index.url} leaves labels unknown.")
     positives = full.sidecar.positives if full.subset is None else full.subset_counts()[0]
-    return positives / int(source.rows.sum())
+    return positives / int(source.counts.sum())
 
 
 def _text(value: float | None) -> str:

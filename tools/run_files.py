@@ -9,6 +9,7 @@ readers look through `while_written`, which starts over at what is newest then.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -19,12 +20,14 @@ import yaml
 
 from lacuna.basics import storage
 from lacuna.basics.errors import AccessDenied, Unreachable, UserError
+from lacuna.basics.yaml_text import parse_yaml
 from lacuna.tools.passes.parts import absolute
 from lacuna.trainer.config.sections import Config, parse_config
 from lacuna.trainer.run_folder import CONFIG
 
 T = TypeVar("T")
 _TRIES = 12
+_LARGEST = 4 << 30  # of a file that is read whole; a sparse one takes no room on the disk
 
 
 def while_written(run: str, look: Callable[[], T]) -> T:
@@ -62,32 +65,75 @@ def each_kept(names: Callable[[], list[str]], look: Callable[[str], T]) -> dict[
 
 def _commits(run: str) -> set[str]:
     """Names that change with every commit: checkpoints and the logs of the run and of its state."""
-    places = ("checkpoints", "checkpoints/log", "state/log", "log")
-    return {f"{place}/{name}" for place in places for name in storage.list_names(storage.join(run, place))
-            if not name.endswith(".partial")}
+    found: set[str] = set()
+    for place in ("checkpoints", "checkpoints/log", "state/log", "log"):
+        with contextlib.suppress(NotADirectoryError):  # whoever reads it will say so
+            found |= {f"{place}/{name}" for name in storage.list_names(storage.join(run, place))
+                      if not name.endswith(".partial")}
+    return found
+
+
+def step_of(name: str) -> int:
+    """Of a checkpoint's or snapshot's name; 0 for one that a person named."""
+    digits = name.rpartition("-")[2]
+    return int(digits) if digits.isdigit() else 0
 
 
 def run_name(run: str) -> str:
     return absolute(run).rsplit("/", 1)[-1]
 
 
+def refuse_traps(run: str) -> None:
+    """A run folder may come from a stranger: a link in it could show files of the reader's on a page, and a pipe or a
+    device never ends. Storage without links has neither."""
+    if not storage.is_local(run):
+        return
+    root = os.path.realpath(storage.local_path(run))
+    folders = [root] if os.path.isdir(root) else []
+    while folders:
+        # A scan knows what entries are without asking for each; what the run itself removes meanwhile is no trap.
+        with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    _refuse_if_outside(entry.path, root)
+                elif entry.is_dir():
+                    folders.append(entry.path)
+                elif not entry.is_file():
+                    raise UserError(f"{entry.path}: neither a file nor a folder. Remove it: reading may never end.")
+
+
+def _refuse_if_outside(link: str, root: str) -> None:
+    target = os.path.realpath(link)
+    if os.path.commonpath((root, target)) != root:
+        raise UserError(f"{link}: a link to {target}, outside of the run folder: whoever made the folder could show "
+                        "you files of yours as the run's. If you made it, put a copy in its place (state elsewhere: "
+                        "train.state_url).")
+
+
 def read_file(run: str, name: str) -> bytes | None:
     """None if the run has no such file."""
+    where = storage.join(run, name)
     try:
-        return storage.read_bytes(storage.join(run, name))
+        if storage.is_local(where) and os.path.getsize(storage.local_path(where)) > _LARGEST:
+            raise UserError(f"{where}: larger than {_LARGEST / 1e9:.0f} GB, too much to be a run's {name}.")
+        return storage.read_bytes(where)
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
 def run_config(run: str) -> Config:
     """The config that a run began with, as its folder holds it."""
+    refuse_traps(run)
     where, text = storage.join(run, CONFIG), read_file(run, CONFIG)
     if text is None:
         raise UserError(f"{where}: no such file, so {run} is not a run folder. Give run_folder/name of a run.")
     try:
-        return parse_config(yaml.safe_load(text), where)
+        config = parse_config(parse_yaml(text), where)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{where}: not valid YAML ({error}).") from None
+    if not isinstance(config.method.get("name"), str):
+        raise UserError(f"{where}: no method.name, which every run's config has. Give run_folder/name of a run.")
+    return config
 
 
 def state_url(run: str, config: Config) -> str:

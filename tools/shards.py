@@ -122,7 +122,8 @@ def _print_summary(index: ShardIndex, skipped: list[str], as_json: bool) -> None
     sidecar = Sidecar.load(index, SIDECAR_NAME)
     facts = {
         "out": index.url, "samples": index.samples, "shards": len(index.shards), "classes": len(index.classes),
-        "rows_per_shard": [int(index.rows.min()), int(index.rows.max())], "bytes": sum(s.bytes for s in index.shards),
+        "rows_per_shard": [int(index.counts.min()), int(index.counts.max())],
+        "bytes": sum(s.bytes for s in index.shards),
         "positives": int(sidecar.positives.sum()), "negatives": int(sidecar.negatives.sum()),
         "classes_without_positive": int((sidecar.positives == 0).sum()), "skipped": len(skipped),
         "fingerprint": index.fingerprint, "labels_fingerprint": sidecar.fingerprint,

@@ -2,11 +2,13 @@
   lacuna state snapshots URL                          committed snapshots, oldest first
   lacuna state verify URL                             read and check every chunk; exit code 1 if anything is damaged
   lacuna state verify runs/mine/state --repair        mend metadata from their copies first, as the next launch does
-  lacuna state export URL --to OUT --format zarr      plain Zarr for any reader (or: references, parquet, npz)
+  lacuna state export runs/mine                       plain Zarr for any reader, in mine-state (--to: elsewhere)
+  lacuna state export runs/mine --format parquet      one table per shard, rows named by sample (or: npz, references)
   lacuna state import URL --from OUT --index DIR --name NEW      exported rows into a new snapshot, by sample key
   lacuna state reshard URL --index OLD --new-index NEW --to OUT --labels NAME    sharded anew: move state by key
   lacuna state migrate URL --to OUT --set ema.dtype=uint16 --drop phi    the same state with other fields
-`lacuna inspect` shows what is in a store. All take the newest snapshot unless --snapshot names one. `import`,
+`lacuna inspect` shows what is in a store. URL is a store, or the folder of the run that
+has one. All take the newest snapshot unless --snapshot names one. `import`,
 `snapshots --delete` and `verify --repair` take over the store: a training run that is still going ends.
 """
 
@@ -27,9 +29,11 @@ from lacuna.data_pipelines.source import ShardSource
 from lacuna.state_store.copies import FORMATS, import_rows, reference_copy, row_copies, zarr_copy
 from lacuna.state_store.fields import Field
 from lacuna.state_store.reshard import migrate, reshard
+from lacuna.state_store.schema import is_store
 from lacuna.state_store.store import StateStore
 from lacuna.state_store.verify import Report, verify
-from lacuna.tools.run_files import while_written
+from lacuna.tools.run_files import read_file, run_config, run_name, state_url, while_written
+from lacuna.trainer.run_folder import CONFIG
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     def add(name: str, text: str, action: Callable[[argparse.Namespace], int | None]) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
-        sub.add_argument("url", help="the state store: a folder or any fsspec URL")
+        sub.add_argument("url", help="the state store, or a run with one: a folder or any fsspec URL")
         sub.add_argument("--snapshot", help="default: the newest")
         sub.add_argument("--json", action="store_true", help="print one JSON object instead of text")
         sub.set_defaults(call=action)
@@ -49,9 +53,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--repair", action="store_true", help="first mend damaged or missing metadata from their copies")
     check.add_argument("--run", help="run folder whose checkpoints hold copies (default: the one that the store is in)")
     out = add("export", "write a snapshot for other programs", _export)
-    out.add_argument("--to", required=True, metavar="OUT", help="new folder or URL (references: a .json file)")
+    out.add_argument("--to", metavar="OUT", help="new folder or URL (references: a .json file; default: RUN-state)")
     out.add_argument("--format", choices=["zarr", "references", *FORMATS], default="zarr", help="default: zarr")
-    out.add_argument("--index", metavar="DIR", help="dataset folder with index.json: sample keys for parquet and npz")
+    out.add_argument("--index", metavar="DIR", help="dataset folder with index.json: sample keys for parquet and npz "
+                     "(default: what the run was trained on)")
     out.add_argument("--fields", nargs="+", help="only these (parquet and npz)")
     back = add("import", "read exported parquet or npz files into a new snapshot", _import)
     back.add_argument("--from", required=True, dest="source", metavar="OUT", help="folder with the exported files")
@@ -71,7 +76,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int | None:
+    args.of_run = None
+    if not is_store(args.url):
+        args.of_run, args.url = args.url, store_of_run(args.url)
     return args.call(args)
+
+
+def store_of_run(url: str) -> str:
+    """Where the per-sample state of a run is; of something else, `url` itself, which is then refused."""
+    if read_file(url, CONFIG) is None:
+        return url
+    config = run_config(url)
+    found = state_url(url, config)
+    if not is_store(found):
+        raise UserError(f"{url}: this run has no per-sample state at {found}; its method is {config.method['name']!r}. "
+                        "`lacuna methods --needs state` lists those that remember something.")
+    return found
 
 
 def _open(args: argparse.Namespace) -> tuple[StateStore, str]:
@@ -159,15 +179,23 @@ def _export(args: argparse.Namespace) -> None:
 def _copied(args: argparse.Namespace) -> None:
     store, name = _open(args)
     reader = store.reader(name)
+    to = args.to or _own_name(args)
     if args.format in FORMATS:
-        if not args.index:
+        index = args.index or (run_config(args.of_run).data.train.url if args.of_run else None)
+        if not index:
             raise UserError(f"--format {args.format} names rows by sample key: pass --index DATASET_FOLDER.")
-        count = row_copies(reader, _keys(ShardIndex.load(args.index), store), args.to, args.format, args.fields)
+        count = row_copies(reader, _keys(ShardIndex.load(index), store), to, args.format, args.fields)
         what = "rows"
     else:
-        count = (zarr_copy if args.format == "zarr" else reference_copy)(reader, args.to)
+        count = (zarr_copy if args.format == "zarr" else reference_copy)(reader, to)
         what = "chunks" if args.format == "zarr" else "references"
-    _tell(args, {"to": args.to, "snapshot": name, what: count}, f"{args.to}: {count} {what} of snapshot {name}")
+    _tell(args, {"to": to, "snapshot": name, what: count}, f"{to}: {count} {what} of snapshot {name}")
+
+
+def _own_name(args: argparse.Namespace) -> str:
+    """In this folder, after the run (of a bare store: after the folder that it is in)."""
+    name = run_name(args.of_run or storage.join(args.url, ".."))
+    return f"{name}-state" + (".json" if args.format == "references" else "")
 
 
 def _import(args: argparse.Namespace) -> None:
@@ -183,7 +211,7 @@ def _reshard(args: argparse.Namespace) -> None:
     old, new = ShardIndex.load(args.index), ShardIndex.load(args.new_index)
     if old.classes != new.classes:
         raise UserError(f"{args.new_index}: another class list than {args.index}. State is per class: keep the list.")
-    _, moved, dropped = reshard(store, name, _keys(old, store), args.to, new.rows, _fingerprint(store, new, args),
+    _, moved, dropped = reshard(store, name, _keys(old, store), args.to, new.counts, _fingerprint(store, new, args),
                                 lambda shard: new.members(shard).keys, int(args.ram_gb * 2**30))
     _tell(args, {"to": args.to, "moved": moved, "dropped": dropped, "initial": new.samples - moved},
           f"{args.to}: {moved} samples moved, {dropped} are not in {args.new_index}, "

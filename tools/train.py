@@ -26,6 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--ranks", type=int, metavar="N", help="of this machine (default: one per GPU, else 1)")
     where.add_argument("--hostfile", metavar="FILE", help="DeepSpeed hostfile: all slots of several nodes instead")
+    parser.add_argument("--verbose", action="store_true", help="also what DeepSpeed's launcher says about itself")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"--hostfile {args.hostfile}: no such file; write one line `host slots=N` per node.")
     load_config(args.config, args.overrides)  # a mistake in it is said once, not by every rank
     ranks = 1 if args.hostfile else args.ranks or gpus() or 1
-    words = command(ranks, "--config", args.config, *args.overrides, hostfile=args.hostfile)
+    words = command(ranks, "--config", args.config, *args.overrides, hostfile=args.hostfile, verbose=args.verbose)
     sys.stdout.flush()
     sys.stderr.flush()
     # In place of this process: signals then reach the training, and its exit code is ours.

@@ -14,9 +14,12 @@ from lacuna.data_pipelines.source import ShardSource
 from lacuna.trainer.checkpoints.checkpoint import Checkpoints
 from lacuna.trainer.config.sections import Config, SplitConfig
 from lacuna.trainer.evaluate import make_bf16_safe
-from lacuna.trainer.head_start import start_bias
+from lacuna.trainer.fully_labelled import check_fully_labelled
+from lacuna.trainer.grouping import groups_fingerprint, with_groups
+from lacuna.trainer.head_start import start_bias, start_weights
 from lacuna.trainer.methods import build_method
 from lacuna.trainer.methods.base import Method, Task
+from lacuna.trainer.mixing import check_mixing
 from lacuna.trainer.models.classifier import Classifier, build_model, spatial_side
 from lacuna.trainer.models.parts import check_parts
 from lacuna.trainer.neighbors import data_fingerprints
@@ -32,21 +35,27 @@ log = logging.getLogger("lacuna")
 def build_run(config: Config, world: World, watchdog: Watchdog, stop: Stop | None = None) -> Run:
     bf16 = make_bf16_safe(config, world)  # oneDNN reads its settings once, at the model's first operation
     sources = load_sources(config)
+    check_fully_labelled(config, sources)
+    if config.train.fully_labelled_weight:
+        mean_positives(sources)  # refuses labels that are not complete
     train = sources["train"]
     model = place_model(config, train, world)
     task = task_of(config, sources, model)
+    start_weights(model, config.model, task)
     start_bias(model, config.model, task, world.main)
-    method = build_method(config.method, task)
+    method = with_groups(build_method(config.method, task), config, train)
     model.extra = (extra := method.module()) and extra.to(world.device)
     check_method(config, method)
+    check_mixing(config, method, train.index.kind == "image")
     watchdog.beat("model built", building=True)
     folder = RunFolder(config.folder, world, config.train.staging)
     run_log = RunLog(config, folder, world.main)
     if bf16:
         log.info(bf16)
-    fingerprints = {"config": config.fingerprint(), **_fingerprints(sources)}
+    fingerprints = {"config": config.fingerprint(), **_fingerprints(sources), **groups_fingerprint(config, train)}
     state_url = (config.train.state_url or storage.join(config.folder, "state")) if method.fields() else None
-    checkpoints = Checkpoints(folder, world, config.train.keep, fingerprints, state_url)
+    checkpoints = Checkpoints(folder, world, config.train.keep, fingerprints,
+                              [phase.epochs for phase in config.phases], state_url)
     return Run(config, world, sources, model, method, run_log, checkpoints, watchdog, stop or Stop())
 
 
@@ -85,7 +94,7 @@ def load_sources(config: Config) -> dict[str, ShardSource]:
                for name, split in splits.items() if split is not None}
     train = sources["train"]
     for name, source in sources.items():
-        if not source.rows.sum():
+        if not source.counts.sum():
             raise UserError(f"data.{name} = {source.index.url}: no samples take part. Check its url and subset.")
         if source.index.classes != train.index.classes:
             raise UserError(f"data.{name}.url = {source.index.url} has {source.classes} classes, data.train has "
@@ -96,15 +105,20 @@ def load_sources(config: Config) -> dict[str, ShardSource]:
 
 
 def task_of(config: Config, sources: dict[str, ShardSource], model: Classifier) -> Task:
+    grid = spatial_side(model, config.data.image_size) if sources["train"].index.kind == "image" else 0
+    return task_on(config, sources, grid, model.width, model.blank)
+
+
+def task_on(config: Config, sources: dict[str, ShardSource], grid: int, width: int,
+            blank: tuple[int, int, int] = (0, 0, 0)) -> Task:
     """Counts are exact for a subset too: its shards' labels are counted once."""
     train = sources["train"]
     positives, negatives = train.sidecar.positives, train.sidecar.negatives
     if train.subset is not None:
         positives, negatives = train.subset_counts()
-    grid = spatial_side(model, config.data.image_size) if train.index.kind == "image" else 0
-    return Task(train.classes, int(train.rows.sum()), positives, negatives, train.sidecar.unlisted == NEGATIVE, grid,
-                config.model.expected_positives or mean_positives(sources), config.seed, model.width,
-                tuple(train.index.classes), tuple(train.index.class_ids), model.blank, data_fingerprints(train))
+    return Task(train.classes, int(train.counts.sum()), positives, negatives, train.sidecar.unlisted == NEGATIVE, grid,
+                config.model.expected_positives or mean_positives(sources), config.seed, width,
+                tuple(train.index.classes), tuple(train.index.class_ids), blank, data_fingerprints(train))
 
 
 def mean_positives(sources: dict[str, ShardSource]) -> float | None:
@@ -113,7 +127,7 @@ def mean_positives(sources: dict[str, ShardSource]) -> float | None:
     if name not in sources:
         return None
     source = sources[name]
-    sidecar, samples = source.sidecar, int(source.rows.sum())
+    sidecar, samples = source.sidecar, int(source.counts.sum())
     positives, negatives = (sidecar.positives, sidecar.negatives) if source.subset is None else source.subset_counts()
     if (positives + negatives != samples).any():
         if name == "val":

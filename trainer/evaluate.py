@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -18,23 +20,26 @@ from lacuna.trainer.metrics.collector import ScoreCollector
 from lacuna.trainer.metrics.measures import RankingResult
 from lacuna.trainer.models.classifier import Classifier
 from lacuna.trainer.on_device.scores import ScoreBlock
+from lacuna.trainer.on_device.uploads import beside
 from lacuna.trainer.world import Watchdog, World
 
 EVAL_BATCH = 64
 log = logging.getLogger("lacuna")
 
 
-def evaluate(model: Classifier, source: ShardSource, config: Config, world: World, watchdog: Watchdog,
-             where: str) -> RankingResult:
-    """Scores are the method's. Corrupt samples are left out and named; ranks may hold different numbers of samples."""
-    plan = EpochPlan(source.rows, 0, 0, world.size, EVAL_BATCH * world.size, open_shards=1, shuffle=False)
-    first = source.index.rows.cumsum() - source.index.rows
+def evaluate(model: Classifier, source: ShardSource, config: Config, world: World, watchdog: Watchdog, where: str,
+             streams: Callable[[ShardSource, EpochPlan], Any]) -> RankingResult:
+    """Scores are the method's. Corrupt samples are left out and named; ranks may hold different numbers of samples.
+
+    `streams`: where batches come from (cache/phase_cache.py)."""
+    plan = EpochPlan(source.counts, 0, 0, world.size, EVAL_BATCH * world.size, open_shards=1, shuffle=False)
+    first = source.index.counts.cumsum() - source.index.counts
     collector, score = ScoreCollector(source.classes), score_of(config.method)
     block = ScoreBlock(collector)
     was_training = model.training
     model.eval()
     bad: list[BadSample] = []
-    with eval_stream(source, plan, config, world) as stream, torch.no_grad(), autocast(config, world):
+    with streams(source, plan) as stream, torch.no_grad(), autocast(config, world):
         for batch in stream:
             watchdog.beat(where)
             bad += batch.bad
@@ -42,10 +47,10 @@ def evaluate(model: Classifier, source: ShardSource, config: Config, world: Worl
                 logits = model(model_inputs(batch.inputs, config, world))[0]
                 # The ordinal makes tied scores come in the same order on any number of ranks.
                 ordinals = first[batch.shards] + batch.rows
-                block.add(score(logits).float(), batch.labels, ordinals)
+                block.add(score(logits, model.head.bias).float(), batch.labels, ordinals)
         block.flush()
     model.train(was_training)
-    judge_bad([sample for part in world.gather(bad) for sample in part], int(source.rows.sum()),
+    judge_bad([sample for part in world.gather(bad) for sample in part], int(source.counts.sum()),
               config.data.max_bad_fraction, f"data.{where}")
     return collector.result(world.control if world.size > 1 else None)
 
@@ -70,7 +75,7 @@ def eval_stream(source: ShardSource, plan: EpochPlan, config: Config, world: Wor
 
 def model_inputs(inputs: torch.Tensor, config: Config, world: World) -> torch.Tensor:
     """A batch's inputs where the model is, in the memory format that it works in."""
-    inputs = inputs.to(world.device, non_blocking=True)
+    inputs = beside(inputs, world.device)
     images = config.train.channels_last and inputs.ndim == 4
     return inputs.to(memory_format=torch.channels_last) if images else inputs
 

@@ -47,16 +47,16 @@ class Outcome:
                    results.get("test", {}))
 
 
-def train(config: Config, hung: Callable[[str], None] | None = None) -> Outcome:
+def train(config: Config, hung: Callable[[str], None] | None = None, stop: Stop | None = None) -> Outcome:
     """Train in this process, alone or as a rank of the launch that its environment describes.
 
     Signals are listened to only on the main thread. Everything that was changed in the process (signal handlers, log
     handlers, random numbers, the process group of one) is put back, whatever happens. `hung` is told when training
-    stands still; by default the error that follows says why.
+    stands still; by default the error that follows says why. `stop` lets others ask this launch to end.
     """
     verdict: list[str] = []
     timeout = config.train.timeout_seconds
-    with Stop() as stop, _logs_put_back(), _draws_put_back(), world.joined(timeout) as joined:
+    with stop or Stop() as stop, _logs_put_back(), _draws_put_back(), world.joined(timeout) as joined:
         watchdog, whole = world.Watchdog(joined, timeout, hung or _note(verdict)), joined.size == 1
         try:
             with _closing(build_run(config, joined, watchdog, stop)) as run:

@@ -12,8 +12,9 @@ from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.accumulate import carried, check_two_forwards, gather_outputs
 from lacuna.trainer.engine import BatchSplit
 from lacuna.trainer.evaluate import autocast, model_inputs
+from lacuna.trainer.fully_labelled import Further
 from lacuna.trainer.methods.base import LossTerms, Outputs, Step
-from lacuna.trainer.on_device.uploads import to_device
+from lacuna.trainer.on_device.uploads import beside
 
 if TYPE_CHECKING:
     from lacuna.trainer.whole_run import Run
@@ -29,28 +30,35 @@ class Learner:
         if self.two_forwards:
             check_two_forwards(run.method, run.config.method["name"], run.model, run.config.train.micro_batch)
 
-    def learn(self, batch: Batch, step: Step, total_steps: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def learn(self, batch: Batch, step: Step, total_steps: int,
+              further: Further | None = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """One optimizer step: (this rank's part of the global loss, values [B] that the method reports)."""
-        batch.moved_from, batch.labels = batch.labels, to_device(batch.labels, self.run.world.device)
-        terms = [self._learn_whole(batch, step, total_steps)] if self.two_forwards else self._learn_pieces(batch, step)
+        batch.moved_from, batch.labels = batch.labels, beside(batch.labels, self.run.world.device)
+        added: list[torch.Tensor] = []  # what the further samples of every piece add to the loss
+        terms = ([self._learn_whole(batch, step, total_steps, further, added)] if self.two_forwards
+                 else self._learn_pieces(batch, step, further, added))
         metrics = {name: torch.cat([part.metrics[name] for part in terms]) for name in terms[0].metrics}
-        return torch.stack([self._share(part, step).detach().double() for part in terms]).sum(), metrics
+        shares = [self._share(part, step) for part in terms] + added
+        return torch.stack([share.detach().double() for share in shares]).sum(), metrics
 
-    def _learn_pieces(self, batch: Batch, step: Step) -> list[LossTerms]:
+    def _learn_pieces(self, batch: Batch, step: Step, further: Further | None,
+                      added: list[torch.Tensor]) -> list[LossTerms]:
         """Forward, loss and backward of one micro-batch after the other."""
         run, found = self.run, []
         for piece in range(self.split.pieces):
             start, stop = piece * self.split.micro, (piece + 1) * self.split.micro
             micro, rows = batch.narrow(start, stop), step.state.narrow(start, stop)
-            terms = run.method.loss(self.forward(micro.inputs), micro, replace(step, state=rows))
+            terms = self._terms(self.forward(micro.inputs), micro, replace(step, state=rows))
             rows.write(terms.rows)  # they travel while the backward runs
             # DeepSpeed averages gradients over ranks and pieces; the global loss is a sum of shares.
-            self.engine.backward(self.split.pieces * run.world.size * self._share(terms, step))
+            loss = self.split.pieces * run.world.size * self._share(terms, step)
+            self.engine.backward(self._with_further(loss, piece, further, added))
             self.engine.step()
             found.append(terms)
         return found
 
-    def _learn_whole(self, batch: Batch, step: Step, total_steps: int) -> LossTerms:
+    def _learn_whole(self, batch: Batch, step: Step, total_steps: int, further: Further | None,
+                     added: list[torch.Tensor]) -> LossTerms:
         """The loss of this rank's whole share at once, its gradient carried into the weights piece by piece."""
         run, micro = self.run, self.split.micro
         pieces = [batch.inputs[piece * micro : (piece + 1) * micro] for piece in range(self.split.pieces)]
@@ -59,11 +67,34 @@ class Learner:
         terms = run.method.loss(gathered.outputs, batch, step)
         step.state.write(terms.rows)
         (run.world.size * self._share(terms, step)).backward()
-        for inputs, seed, gradients in zip(pieces, seeds, gathered.gradients(), strict=True):
+        for piece, (inputs, seed, gradients) in enumerate(zip(pieces, seeds, gathered.gradients(), strict=True)):
             torch.manual_seed(seed)
-            self.engine.backward(len(pieces) * carried(self.forward(inputs), gradients))
+            loss = len(pieces) * carried(self.forward(inputs), gradients)
+            self.engine.backward(self._with_further(loss, piece, further, added))
             self.engine.step()
         return terms
+
+    def _terms(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
+        """The method's loss; of mixed images that with either labels, by their shares (mixing.py)."""
+        terms = self.run.method.loss(outputs, batch, step)
+        if batch.other_labels is None or batch.shares is None:
+            return terms
+        labels = batch.other_labels
+        other = self.run.method.loss(outputs, replace(batch, labels=beside(labels, self.run.world.device),
+                                                      moved_from=labels), step)
+        shares = beside(batch.shares, self.run.world.device)
+        return replace(terms, per_sample=shares * terms.per_sample + (1 - shares) * other.per_sample)
+
+    def _with_further(self, loss: torch.Tensor, piece: int, further: Further | None,
+                      added: list[torch.Tensor]) -> torch.Tensor:
+        """A piece's loss with that of its further samples, whose share is noted."""
+        if further is None:
+            return loss
+        part = further.narrow(piece, self.split.pieces)
+        outputs = self.forward(part.batch.inputs)
+        labels = beside(part.batch.labels, self.run.world.device)
+        added.append(part.share(self.run.method.complete_loss(outputs.logits, labels)))
+        return loss + self.split.pieces * self.run.world.size * added[-1]
 
     def _share(self, terms: LossTerms, step: Step) -> torch.Tensor:
         """This rank's part of the global loss; a batch-coupled term, equal on every rank, in equal parts."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import TYPE_CHECKING
 
 from lacuna.basics.errors import UserError
@@ -13,6 +12,7 @@ from lacuna.trainer.checkpoints.checkpoint import Position
 from lacuna.trainer.config.durations import to_steps
 from lacuna.trainer.engine import set_lr
 from lacuna.trainer.methods.base import Step
+from lacuna.trainer.pace import Pace
 from lacuna.trainer.schedules import lr_factor
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ def train_epoch(phase: Phase, position: Position) -> Position:
     run, plan = phase.run, phase.plans[position.epoch]
     every = to_steps(run.config.train.checkpoint_every, plan.steps, phase.total)
     run.run_log.begin_epoch(f"{phase.config.name} epoch {position.epoch + 1}/{phase.config.epochs}", plan.steps,
-                            position.step)
+                            position.step, phase.steps_after(position.epoch))
     run.model.train()
     run.state.begin_epoch(plan, position.step, phase.epochs_before + position.epoch)
     pace = Pace()
-    with phase.stream(plan, position) as stream:
+    with phase.stream(plan, position) as stream, phase.fully_labelled.epoch(position):
         batches = iter(stream)
         for step in range(position.step, plan.steps):
             batch = pace.waiting_for(batches)
@@ -37,6 +37,7 @@ def train_epoch(phase: Phase, position: Position) -> Position:
             position = position.advanced(step=step + 1, total_steps=position.total_steps + 1)
             run.watchdog.beat(f"{phase.config.name} epoch {position.epoch + 1} step {step + 1}")
             due = position.total_steps % run.config.train.log_every == 0
+            run.run_log.meter.tick()
             run.run_log.progress(log_line(phase, position, pace) if due else "", due)
             last = step + 1 == plan.steps  # the epoch's own checkpoint follows
             if (stop or (phase.steps_before[position.epoch] + step + 1) % every == 0) and not last:
@@ -61,26 +62,11 @@ def take_step(phase: Phase, batch: Batch, position: Position) -> tuple[int, bool
     with run.state.step(batch) as rows:
         step = Step(world, max(1, int(counted)), position.epoch, phase.config.epochs, phase.number, done, rows,
                     phase.learner.forward)
-        loss, metrics = phase.learner.learn(batch, step, position.total_steps)
+        batch = phase.mixer.apply(batch, phase.plans[position.epoch])
+        loss, metrics = phase.learner.learn(batch, step, position.total_steps, phase.fully_labelled.take())
     phase.sums.add(loss, metrics)
     phase.average_weights()
     return int(counted), bool(stop)
-
-
-class Pace:
-    """Samples, seconds and waiting for data since the last log line."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        self.since, self.waited, self.samples = time.monotonic(), 0.0, 0
-
-    def waiting_for(self, batches) -> Batch:
-        before = time.monotonic()
-        batch = next(batches)
-        self.waited += time.monotonic() - before
-        return batch
 
 
 def log_line(phase: Phase, position: Position, pace: Pace) -> str:
@@ -88,17 +74,20 @@ def log_line(phase: Phase, position: Position, pace: Pace) -> str:
     run = phase.run
     loss, means = phase.sums.interval(run.world)
     lr = phase.engine.optimizer.param_groups[0]["lr"]
-    seconds = max(time.monotonic() - pace.since, 1e-9)
+    speed = pace.samples_per_second()
     run.run_log.write("train", position.total_steps, {
         "phase": phase.config.name, "epoch": position.epoch, "loss": loss, "lr": lr,
-        "samples_per_second": pace.samples / seconds, "data_wait_seconds": pace.waited, **means,
+        "samples_per_second": speed, "data_wait_seconds": pace.waited, **means,
         **run.state.metrics(),
     })
     pace.restart()
     if not math.isfinite(loss):
         raise UserError(f"the loss is {loss} at step {position.total_steps}: lower the lr of phase "
                         f"{phase.config.name!r} or set train.clip_norm.")
-    return f"{phase.config.name} epoch {position.epoch + 1} step {position.step} loss {loss:.4f} lr {lr:.2e}"
+    kind = run.sources["train"].index.kind
+    return (f"{phase.config.name} epoch {position.epoch + 1}/{phase.config.epochs} "
+            f"step {position.step}/{phase.plans[position.epoch].steps} loss {loss:.4f} lr {lr:.2e}, "
+            f"{speed:,.0f} {kind}s/s, {run.run_log.meter.text()}")
 
 
 def _note_bad(phase: Phase, batch: Batch, bad_everywhere: int, position: Position) -> None:

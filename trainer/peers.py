@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lacuna.trainer.world import World
 
 _news = threading.Event()  # a death was looked at
+_spoken = threading.Event()  # and it was no sudden one: that rank has said why it left
 _watching = threading.Event()
 _GRACE_SECONDS = 4.0  # a rank that has come to its end, or fails in a collective, does so meanwhile
 
@@ -68,6 +69,8 @@ class Peers(threading.Thread):
         if code is not None and code < 0 and not any(other < self.rank for other in set(self.pids) - self.ended):
             print(f"lacuna: rank {rank} (process {self.pids[rank]}) {describe_exit(code)}. Start again to resume.",
                   file=sys.stderr, flush=True)
+        if code is not None and code > 0:
+            _spoken.set()
         _news.set()
         self._leave_soon(rank)
 
@@ -91,10 +94,14 @@ class Peers(threading.Thread):
             os.close(handle)
 
 
-def wait_for_news(seconds: float) -> None:
-    """A lost connection comes a moment before the death that it comes from can be seen: before leaving, wait for it."""
+def wait_for_news(seconds: float) -> bool:
+    """A lost connection comes a moment before the death that it comes from can be seen: before leaving, wait for it.
+
+    True if a peer left by itself and has said why.
+    """
     if _watching.is_set():
         _news.wait(seconds)
+    return _spoken.is_set()
 
 
 def _exit_code(pid: int) -> int | None:

@@ -13,16 +13,20 @@ import torch
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.plan import EpochPlan
 from lacuna.data_pipelines.stream import EpochStream
+from lacuna.trainer.cache.phase_cache import cut_of, open_cache
+from lacuna.trainer.cache.stream import CachedStream
 from lacuna.trainer.checkpoints.checkpoint import Checkpoint, Position, load_engine, load_method_state, needs_conversion
 from lacuna.trainer.config.durations import to_steps
 from lacuna.trainer.engine import BatchSplit, build_engine, zero_stage
 from lacuna.trainer.evaluate import describe, evaluate
+from lacuna.trainer.fully_labelled import fully_labelled
 from lacuna.trainer.learner import Learner
 from lacuna.trainer.loop import train_epoch
 from lacuna.trainer.methods.base import EpochStart
+from lacuna.trainer.mixing import Mixer
 from lacuna.trainer.running_sums import RunningSums
 from lacuna.trainer.scored_samples import scored
-from lacuna.trainer.training_data import epoch_plan, training_stream
+from lacuna.trainer.training_data import epoch_plan
 
 if TYPE_CHECKING:
     from lacuna.trainer.whole_run import Run
@@ -47,6 +51,7 @@ class Phase:
                             f"{self.zero_stage} and SGD; DeepSpeed converts only Adam's state to other worlds. "
                             f"Resume with {checkpoint.world} ranks, or start runs that shall change with zero0.")
         self.engine, self.base_lr = build_engine(run.model, run.config, self.config, world, universal)
+        run.model.cut = cut_of(run.model, run.config, number, run.method.needs())
         self.learner = Learner(run, self.engine, split)
         self.ema = copy.deepcopy(run.model).eval() if train_config.ema_decay else None
         if checkpoint:
@@ -54,24 +59,37 @@ class Phase:
             run.method.load_state(load_method_state(checkpoint))
             if self.ema is not None:
                 self.ema.load_state_dict(checkpoint.weights())
+        self.cache = open_cache(run, number)
+        if text := self.cache.describe():
+            log.info("phase %r: %s", self.config.name, text)
         source = run.sources["train"]
         self.plans = [epoch_plan(run.config, source, number, epoch) for epoch in range(self.config.epochs)]
         self.steps_before = [0, *itertools.accumulate(plan.steps for plan in self.plans)]  # every epoch of the phase
         self.total = self.steps_before[-1]
         self.warmup = to_steps(self.config.warmup, self.plans[0].steps, self.total)
-        if world.main and source.rows.sum() < 0.9 * self.config.batch * self.plans[0].steps:
+        if world.main and source.counts.sum() < 0.9 * self.config.batch * self.plans[0].steps:
             log.warning("phase %r: global batches hold %.0f samples on average, not %d, because data.streams = %d is "
                         "too many for %d shards; use fewer streams or make more shards", self.config.name,
-                        source.rows.sum() / self.plans[0].steps, self.config.batch, run.config.data.streams,
+                        source.counts.sum() / self.plans[0].steps, self.config.batch, run.config.data.streams,
                         len(source.index.shards))
         self.epochs_before = sum(phase.epochs for phase in run.config.phases[:number])
         self.sums = RunningSums(world.device)
+        self.fully_labelled = fully_labelled(run, number)
+        self.mixer = Mixer(run.config, number)
+
+    def steps_after(self, epoch: int) -> int:
+        """Steps of the run that follow those of an epoch."""
+        return self.total - self.steps_before[epoch + 1] + sum(self.run.steps[self.number + 1 :])
 
     def train(self, position: Position) -> Position:
         """From the given position to the end of the phase (or the stop); the position reached."""
         if position.epoch_sums:
             self.sums.restore(position.epoch_sums, self.run.world)
+        last = self.run.config.train.stop_after
         for epoch in range(position.epoch, self.config.epochs):
+            if 0 < last <= self.epochs_before + epoch:
+                self.run.stop.agreed = True
+                break
             if position.step == 0:
                 self.run.method.begin_epoch(self.epoch_start(epoch))
                 self.sums.begin_epoch()
@@ -87,10 +105,8 @@ class Phase:
         return EpochStart(self.number, epoch, self.config.epochs, overall, run.world, run.state,
                           lambda: scored(run, self.plans[epoch], overall))
 
-    def stream(self, plan: EpochPlan, position: Position) -> EpochStream:
-        run, world = self.run, self.run.world
-        return training_stream(run.config, run.sources["train"], plan, plan.rank_streams(world.rank, world.size),
-                               position.step, two_views=run.method.needs().strong_view, pin=world.device.type == "cuda")
+    def stream(self, plan: EpochPlan, position: Position) -> EpochStream | CachedStream:
+        return self.cache.training(plan, position.step, self.epochs_before + position.epoch)
 
     def _end_epoch(self, position: Position) -> Position:
         """Evaluate, remember the best, and write the epoch's checkpoint."""
@@ -105,7 +121,8 @@ class Phase:
         if "val" in run.sources and ((position.epoch + 1) % run.config.train.eval_every == 0 or last):
             if run.config.model.batchnorm == "local":
                 run.world.share_buffers(run.model)  # the statistics that the checkpoint will hold
-            result = evaluate(self.ema or run.model, run.sources["val"], run.config, run.world, run.watchdog, "val")
+            result = evaluate(self.ema or run.model, run.sources["val"], run.config, run.world, run.watchdog, "val",
+                              self.cache.evaluation)
             summary = result.summary()
             values |= {f"val_{key}": value for key, value in summary.items()}
             if best is None or summary["map_skip_empty"] > best:
@@ -127,6 +144,7 @@ class Phase:
             raise UserError(f"the loss is not finite at step {position.total_steps}, so no checkpoint is written: "
                             f"lower the lr of phase {self.config.name!r} or set train.clip_norm, and start again.")
         position = position.advanced(epoch_sums=parts)
+        self.cache.spill()
         self.run.checkpoints.save(self.engine, self.ema, self.run.method.state(), position, self.zero_stage,
                                   self.run.state)
         self.run.watchdog.beat("checkpoint")

@@ -77,7 +77,10 @@ def _read_rows(url: str) -> tuple[list[str], list[float]]:
 
 
 def _csv_rows(url: str, text: str) -> list:
-    rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text)) if row]
+    except csv.Error as error:
+        raise UserError(f"prior {url}: {error}. {_ADVICE}") from None
     if not rows or [cell.strip() for cell in rows[0]] != _HEADER:
         raise UserError(f"prior {url}: the first line is {','.join(rows[0]) if rows else ''!r}. {_ADVICE}")
     for number, row in enumerate(rows[1:], 2):

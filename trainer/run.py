@@ -13,6 +13,7 @@ if __name__ == "__main__":
     sys.path[0] = _clone if os.path.isdir(os.path.join(_clone, "lacuna")) else os.path.dirname(_above)
 
 import argparse
+import time
 import traceback
 
 from lacuna.basics.errors import UserError
@@ -20,6 +21,7 @@ from lacuna.basics.refusals import refusal
 from lacuna.trainer.config.files import load_config
 from lacuna.trainer.config.sections import Config
 
+_WORD_SECONDS = 2.5  # in which a launcher has noticed that a rank left (it looks once a second)
 EPILOG = """examples:
   deepspeed --num_gpus 8 trainer/run.py --config configs/cole.yaml:coco14_an_linear
   python trainer/run.py --config configs/demo.yaml phases.0.lr=1e-3 train.precision=bf16
@@ -31,6 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return run(load_config(args.config, args.overrides))
     except UserError as error:
+        _let_others_speak_first()
         print(f"lacuna: {error}", file=sys.stderr, flush=True)
         return 2
     except Exception as error:
@@ -38,17 +41,30 @@ def main(argv: list[str] | None = None) -> int:
         rank = os.environ.get("RANK", "0")
         refused = refusal(error)
         if refused:
+            _let_others_speak_first()
             print(f"lacuna: rank {rank}: {refused}. Then give the same command again: it goes on from the last whole "
                   "checkpoint, or from the beginning if there is none yet.", file=sys.stderr, flush=True)
             return 2
         from lacuna.trainer.peers import wait_for_news
         from lacuna.trainer.world import HUNG_EXIT_CODE, PeersMissing, lost_peer
 
-        wait_for_news(seconds=2)
+        spoken = wait_for_news(seconds=2)
         lost = lost_peer(error)
+        if lost and spoken:
+            time.sleep(_WORD_SECONDS)
         text = f" {lost}" if lost else f"\n{traceback.format_exc()}"
         print(f"rank {rank} failed:{text}", file=sys.stderr, flush=True)
         return HUNG_EXIT_CODE if isinstance(error, PeersMissing) else 1
+
+
+def _let_others_speak_first() -> None:
+    """What all ranks find is said once: a launcher ends the others when the first one leaves.
+
+    Rank 0 comes first, then the first one of every node; what only this rank found is said, too, a moment later.
+    """
+    first, first_here = (os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK"))
+    if not first:
+        time.sleep(_WORD_SECONDS if first_here else 2 * _WORD_SECONDS)
 
 
 def run(config: Config) -> int:

@@ -11,9 +11,9 @@ import json
 import logging
 import os
 import platform
+import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -22,13 +22,14 @@ from tqdm import tqdm
 
 import lacuna
 from lacuna.basics import storage
-from lacuna.basics.clock import clock
 from lacuna.basics.errors import UserError
 from lacuna.basics.fence import Hold
+from lacuna.basics.json_text import parse_json
 from lacuna.basics.refusals import refusal
 from lacuna.trainer.config.files import load_config
 from lacuna.trainer.config.sections import Config
 from lacuna.trainer.metrics.measures import RankingResult, write_table
+from lacuna.trainer.pace import Remaining
 from lacuna.trainer.run_folder import BAD_SAMPLES, CONFIG, LOG, METRICS, TRACE, RunFolder
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("torch", "torchvision", "timm", "deepspeed", "webdataset", "zarr", "numcodecs", "ray", "fsspec", "numpy")
 _HANDLER = "lacuna run"  # the name of our log handlers: others are left alone
+_EPOCHS = re.compile(r"phases\.\d+\.epochs:")  # these may grow: checkpoints/extending.py
 CLASS_LIST = "classes.json"  # in the run folder: what the model's outputs are called
 log = logging.getLogger("lacuna")
 
@@ -47,7 +49,7 @@ class RunLog:
         self.config, self.run_folder, self.folder, self.main = config, folder, folder.local, main
         folder.before_push = self._flush
         self.bar: tqdm | None = None
-        self.meter = RateMeter()
+        self.meter = Remaining()
         self.board: SummaryWriter | None = None
         self.hold: Hold | None = None
         self.resumed_at = 0
@@ -70,6 +72,8 @@ class RunLog:
         self._rewind_traces()
         if not self.main:
             return
+        storage.remove([os.path.join(self.folder, name) for name in storage.list_names(self.folder)
+                        if name.endswith(".partial")])  # of launches that were killed while they wrote
         resolved = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False)
         storage.write_atomic(os.path.join(self.folder, CONFIG), resolved.encode())
         storage.write_atomic(os.path.join(self.folder, "versions.json"), json.dumps(versions(), indent=1).encode())
@@ -140,23 +144,27 @@ class RunLog:
         root, own = self.run_folder.path(TRACE), os.path.basename(self.run_folder.trace_name)
         ranks = {f"rank-{rank}.jsonl" for rank in range(self.run_folder.world.size)}
         for name in storage.list_names(root):
-            if name == own or (self.main and name not in ranks):
-                _keep_lines(os.path.join(root, name), lambda line: line["step"] <= self.resumed_at)
+            whose = name.partition(".jsonl")[0] + ".jsonl"
+            if whose == own or (self.main and whose not in ranks):
+                if name == whose:
+                    _keep_lines(os.path.join(root, name), lambda line: line["step"] <= self.resumed_at)
+                else:
+                    storage.remove([os.path.join(root, name)])  # of a launch that was killed while it rewound
 
-    def begin_epoch(self, label: str, total: int, done: int) -> None:
-        self.meter.restart(total - done)
+    def begin_epoch(self, label: str, total: int, done: int, after: int) -> None:
+        """Of `total` steps `done` are behind us; `after` more come in later epochs."""
+        self.meter.begin_epoch(total - done, after)
         if self.main and sys.stderr.isatty():
             self.bar = tqdm(total=total, initial=done, desc=label, unit="step", dynamic_ncols=True)
 
     def progress(self, text: str, due: bool) -> None:
         """A bar moves every step; without a terminal, a plain line comes when there is something to say."""
-        self.meter.tick()
         if self.bar is not None:
             self.bar.update()
             if due:
-                self.bar.set_postfix_str(text)
+                self.bar.set_postfix_str(text)  # the bar itself says what is left of the epoch
         elif due:
-            log.info("%s, %s left in this epoch", text, clock(self.meter.seconds_left()))
+            log.info("%s", text)
 
     def end_epoch(self) -> None:
         if self.bar is not None:
@@ -181,35 +189,27 @@ class RunLog:
             self.run_folder.let_go()
 
 
-class RateMeter:
-    """Time left from the pace of this launch, without its first steps (compilation, cold caches)."""
-
-    WARM_UP = 3
-
-    def restart(self, steps: int) -> None:
-        self.left, self.ticks, self.since = steps, 0, time.monotonic()
-
-    def tick(self) -> None:
-        self.left, self.ticks = self.left - 1, self.ticks + 1
-        if self.ticks == self.WARM_UP:
-            self.since = time.monotonic()
-
-    def seconds_left(self) -> float:
-        counted = self.ticks - self.WARM_UP if self.ticks > self.WARM_UP else self.ticks
-        return self.left * (time.monotonic() - self.since) / max(1, counted)
-
-
 def metric_lines(text: bytes) -> list[dict]:
-    """Every whole line of metrics.jsonl that counts; a last one that a kill cut short is left out.
+    """Every whole line of metrics.jsonl that counts; a last one that a kill cut short is left out, as damaged ones are.
 
     A launch that was replaced may have written some more: of one kind and step, the newest launch's lines count.
     """
-    lines = [json.loads(line) for line in text.split(b"\n")[:-1]]
+    lines = [line for part in text.split(b"\n")[:-1] if (line := _whole_line(part)) is not None]
     newest: dict[tuple, int] = {}
     for line in lines:
         place = (line.get("kind"), line["step"])
         newest[place] = max(newest.get(place, 0), line.get("launch", 0))
     return [line for line in lines if line.get("launch", 0) == newest[line.get("kind"), line["step"]]]
+
+
+def _whole_line(text: bytes) -> dict | None:
+    try:
+        line = parse_json(text)
+    except ValueError:
+        return None
+    numbers = isinstance(line, dict) and [line.get("step"), line.get("launch", 0)]
+    whole = numbers and all(type(number) is int and 0 <= number < 2**53 for number in numbers)
+    return line if whole and isinstance(line.get("kind", ""), str) else None
 
 
 def _keep_lines(path: str, keep: Callable[[dict], bool]) -> None:
@@ -225,7 +225,7 @@ def _refuse_another_config(config: Config, folder: RunFolder) -> None:
                                            for name in storage.list_names(root)):
         return
     try:
-        changed = load_config(path, []).differences(config)
+        changed = [key for key in load_config(path, []).differences(config) if not _EPOCHS.match(key)]
     except UserError:
         return  # written by another version: the checkpoint's own fingerprint decides
     if changed:

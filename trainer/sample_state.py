@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import NoReturn, TypeVar
 
 import numpy as np
 import torch
 
 from lacuna import state_store
-from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.labels import NEGATIVE
 from lacuna.data_pipelines.plan import EpochPlan
 from lacuna.data_pipelines.source import ShardSource
@@ -24,10 +24,10 @@ from lacuna.state_store.cutoffs import Cutoffs, exact_cutoffs
 from lacuna.state_store.log import fence_of
 from lacuna.state_store.mending import snapshot_copy
 from lacuna.state_store.sweep import map_shards
+from lacuna.trainer.leased_shards import LeasedShards
 from lacuna.trainer.methods.base import Method
 from lacuna.trainer.metrics.exchange import Peers
-from lacuna.trainer.on_device.downloads import Downloads
-from lacuna.trainer.on_device.rows import DeviceRows, NewRows
+from lacuna.trainer.on_device.traffic import Traffic
 from lacuna.trainer.state_rows import NO_ROWS, StateRows
 from lacuna.trainer.world import World
 
@@ -38,24 +38,26 @@ class SampleState:
     """One rank's view of the fields that the method declares; lives as long as the run."""
 
     def __init__(self, url: str, method: Method, source: ShardSource, world: World, budget: int, seed: int,
-                 snapshot: str | None, launch: int | None = None):
-        """`launch`: this one's number in the store's log, if it has begun there already."""
+                 snapshot: str | None, launch: int | None = None, own: bool = False):
+        """`launch`: this one's number in the store's log, if it has begun there already. `own`: the store is part of
+        the run's folder, so that without a checkpoint (`snapshot`) nothing in it is worth keeping."""
         self.world, self.source = world, source
         fields = method.fields()
         if launch is None:
             launch = world.broadcast(fence_of(url).begin() if world.main else None)
         if world.main:
-            state_store.prepare(url, source.index.rows, self.fingerprint(source), fields, seed)
+            state_store.prepare(url, source.index.counts, self.fingerprint(source), fields, seed,
+                                launch if own and snapshot is None else None)
         world.barrier()
-        self.store = state_store.open(url, source.index.rows, self.fingerprint(source), fields, seed)
+        self.store = state_store.open(url, source.index.counts, self.fingerprint(source), fields, seed)
         initials = {field.name: (lambda shard, name=field.name: method.initial_rows(name, self._labels(shard), shard))
                     for field in fields if isinstance(field.initial, state_store.Given)}
         self.excluded = {field.name: self._outside for field in fields if field.histogram}
         self.session = self.store.session(launch, world.rank, world.size, budget=budget, snapshot=snapshot,
                                           initials=initials, excluded=self.excluded,
                                           initial_counts=method.initial_counts())
-        self.downloads = None if world.device.type == "cpu" else Downloads(world.device)
-        self.flying: list[tuple[list[NewRows], np.ndarray]] = []  # of the last step, and the shards of its samples
+        self.traffic = None if world.device.type == "cpu" else Traffic(self.session, source, world.device)
+        self.flying: list[tuple[list[Future[None]], np.ndarray]] = []  # of the last step, the shards of its samples
 
     @staticmethod
     def fingerprint(source: ShardSource) -> str:
@@ -67,19 +69,12 @@ class SampleState:
 
     def begin_epoch(self, plan: EpochPlan, start_step: int, epoch: int) -> None:
         """`epoch` counts over all phases: it is part of the hash that rounds stochastically."""
-        streams = plan.rank_streams(self.world.rank, self.world.size)
-        outlook = plan.outlook(streams, start_step)
-        if self.session.slots.count < outlook.at_once:
-            each = self.session.slots.bytes_each(self.store.schema) / 1e6
-            raise UserError(
-                f"train.state_budget_mb holds {self.session.slots.count} shards, but this rank's {len(streams)} "
-                f"streams lease {outlook.at_once} at a time (data.open_shards = {plan.open_shards}, and those a batch "
-                f"opens). Raise train.state_budget_mb to {(outlook.at_once + len(streams)) * each:.1f}, lower "
-                "data.open_shards, use more ranks, or make other shards."
-            )
         assert not self.flying, "an epoch begins before the rows of the last one have landed"
-        self.session.begin(outlook.order, epoch)
-        self.remaining = outlook.remaining
+        streams = plan.rank_streams(self.world.rank, self.world.size)
+        self.held = LeasedShards(self.session, plan, streams, start_step, "per-sample state")
+        self.session.begin(self.held.order, epoch)
+        if self.traffic:
+            self.traffic.ahead.begin_epoch(plan.batches(streams, start_step))
 
     @contextlib.contextmanager
     def step(self, batch: Batch) -> Iterator[StateRows]:
@@ -88,29 +83,24 @@ class SampleState:
 
         New rows from an accelerator land at the end of the next step, when the host has given it more to do."""
         slots = self.session.slots
-        opened = [int(shard) for shard in np.unique(batch.planned) if slots.slot_of[shard] < 0]
+        opened = self.held.new(batch.planned)
         if opened and np.count_nonzero(slots.slot_of >= 0) + len(opened) > slots.count:
             self.land()  # the step before gives back what this one needs
-        for shard in opened:
-            self.session.lease(shard)
-        coming: list[NewRows] = []
+        self.held.take(batch.planned)
         at = self.session.at(batch.shards, batch.rows)
-        yield (DeviceRows(at, self.world.device, self.downloads, coming) if self.downloads
-               else StateRows(at, self.world.device))
+        landing: list[Future[None]] = []
+        yield self.traffic.rows(at, landing) if self.traffic else StateRows(at, self.world.device)
         self.land()
-        self.flying.append((coming, batch.planned))
-        if not self.downloads:
+        self.flying.append((landing, batch.planned))
+        if not self.traffic:
             self.land()
 
     def land(self) -> None:
-        """Scatter what is still on its way from the device, and give back the shards that are done."""
-        for coming, planned in self.flying:
-            for new in coming:
-                new.land()
-            self.remaining -= np.bincount(planned, minlength=len(self.remaining))
-            for shard in np.unique(planned):
-                if self.remaining[shard] == 0:
-                    self.session.release(int(shard))
+        """Wait until what came from the device is scattered, and give back the shards that are done."""
+        for landing, planned in self.flying:
+            for scattered in landing:
+                scattered.result()
+            self.held.give(planned)
         self.flying.clear()
 
     def end_epoch(self) -> None:
@@ -185,6 +175,8 @@ class SampleState:
                 "state_bytes_written": m.bytes_written}
 
     def close(self) -> None:
+        if self.traffic:
+            self.traffic.close()
         self.session.close()
 
     def _labels(self, shard: int) -> np.ndarray:

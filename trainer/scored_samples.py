@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from lacuna.data_pipelines.plan import EpochPlan
-from lacuna.trainer.evaluate import autocast, eval_stream, model_inputs
+from lacuna.trainer.evaluate import autocast, model_inputs
 from lacuna.trainer.methods.base import Outputs, Scored
-from lacuna.trainer.on_device.uploads import to_device
+from lacuna.trainer.on_device.uploads import beside
 
 if TYPE_CHECKING:
     from lacuna.trainer.whole_run import Run
@@ -26,7 +26,7 @@ def scored(run: Run, plan: EpochPlan, overall: int) -> Iterator[Scored]:
     run.model.eval()
     with_maps = run.method.needs().maps
     run.state.begin_epoch(plan, 0, overall)
-    with eval_stream(source, plan, run.config, world) as stream, torch.no_grad():
+    with run.cache.evaluation(source, plan) as stream, torch.no_grad():
         for batch in stream:
             run.watchdog.beat("scoring the training samples")
             with run.state.step(batch) as rows:
@@ -34,7 +34,7 @@ def scored(run: Run, plan: EpochPlan, overall: int) -> Iterator[Scored]:
                     inputs = model_inputs(batch.inputs, run.config, world)
                     with autocast(run.config, world):
                         outputs = Outputs(*run.model(inputs, with_maps=with_maps))
-                    batch.moved_from, batch.labels = batch.labels, to_device(batch.labels, world.device)
+                    batch.moved_from, batch.labels = batch.labels, beside(batch.labels, world.device)
                     yield Scored(batch, outputs, rows)
     run.state.end_epoch()
     run.model.train(was_training)

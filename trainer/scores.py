@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+_RELIEF = 0.5  # of 0 to 1, chosen on validation images (docs/results.md, appendix)
+
 
 @dataclass(frozen=True)
 class Score:
@@ -18,10 +20,11 @@ class Score:
     name: str  # in labels.json
     formula: str  # for people
     per_class: bool  # whether a score is the probability of its class alone, so that ½ means as likely as not
-    function: Callable[[torch.Tensor], torch.Tensor]
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        return self.function(logits)
+    def __call__(self, logits: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """`bias` [L] is the head's: what the model says of any image."""
+        return self.function(logits, bias.view(-1, *[1] * (logits.ndim - 2)))
 
     @property
     def rule(self) -> str:
@@ -29,10 +32,21 @@ class Score:
         return f"predict a class where {self.formula} >= threshold; null: never"
 
 
-def _over_classes(logits: torch.Tensor) -> torch.Tensor:
+def _alone(logits: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.sigmoid(logits)
+
+
+def _over_classes(logits: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return torch.softmax(logits, 1)
 
 
-SIGMOID = Score("sigmoid", "sigmoid(logit)", per_class=True, function=torch.sigmoid)
+def _beside_the_others(logits: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Evidence for many classes at once raises every logit of a model that was shown one of them: part of it goes."""
+    return torch.sigmoid(logits - _RELIEF * torch.logsumexp(logits - bias, 1, keepdim=True))
+
+
+SIGMOID = Score("sigmoid", "sigmoid(logit)", per_class=True, function=_alone)
 SOFTMAX = Score("softmax", "softmax(logits over classes)", per_class=False, function=_over_classes)
-SCORES = {score.name: score for score in (SIGMOID, SOFTMAX)}
+RELATIVE = Score("relative", f"sigmoid(logit - {_RELIEF} * logsumexp(logits - head's bias, over classes))",
+                 per_class=False, function=_beside_the_others)
+SCORES = {score.name: score for score in (SIGMOID, SOFTMAX, RELATIVE)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import signal
 import threading
@@ -11,15 +12,19 @@ from typing import Any
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.state_store.chunks import DamagedChunk
+from lacuna.trainer.cache.phase_cache import NoCache, Streams, cut_of, open_cache
 from lacuna.trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, Position, load_method_state
+from lacuna.trainer.checkpoints.extending import check_epochs
 from lacuna.trainer.config.sections import Config
 from lacuna.trainer.evaluate import describe, evaluate
 from lacuna.trainer.head_start import measure_head_norm
 from lacuna.trainer.methods.base import Method
 from lacuna.trainer.models.classifier import Classifier
+from lacuna.trainer.opening import opening
 from lacuna.trainer.phase import Phase
 from lacuna.trainer.run_log import RunLog
 from lacuna.trainer.sample_state import NoState, SampleState
+from lacuna.trainer.training_data import phase_steps
 from lacuna.trainer.world import Watchdog, World
 
 log = logging.getLogger("lacuna")
@@ -63,6 +68,15 @@ class Run:
     watchdog: Watchdog
     stop: Stop
     state: SampleState | NoState = field(default_factory=NoState)  # what the method remembers about every sample
+    cache: Streams = field(init=False)  # where the batches of a phase come from
+
+    def __post_init__(self) -> None:
+        self.cache = NoCache(self)
+
+    @functools.cached_property
+    def steps(self) -> list[int]:
+        """Of every phase, to within a few."""
+        return phase_steps(self.config, self.sources["train"])
 
 
 def train(run: Run) -> dict | None:
@@ -82,15 +96,20 @@ def train(run: Run) -> dict | None:
 
 
 def _train(run: Run) -> dict | None:
+    for line in opening(run):
+        log.info(line)
     checkpoint = run.checkpoints.begin_launch()
     position = checkpoint.position if checkpoint else Position()
     if checkpoint:
+        check_epochs(run.config, checkpoint, run.method.needs().epochs)
         log.info("resuming from %s", checkpoint.url)
     run.run_log.rewind(position.total_steps, run.checkpoints.hold)
     index = run.sources["train"].index
     run.run_log.write_class_list(index.classes, index.class_ids)
     run.watchdog.beat("checkpoints looked through", building=True)
     if checkpoint is None:
+        run.model.cut = cut_of(run.model, run.config, 0, run.method.needs())
+        open_cache(run, 0)
         measure_head_norm(run)
     open_state(run, checkpoint)
     for number in range(position.phase, len(run.config.phases)):
@@ -127,7 +146,8 @@ def open_state(run: Run, checkpoint: Checkpoint | None) -> None:
         return
     budget = int(run.config.train.state_budget_mb * 2**20)
     run.state = state = SampleState(url, run.method, run.sources["train"], run.world, budget, run.config.seed,
-                                    checkpoint.name if checkpoint else None, run.checkpoints.hold.launch)
+                                    checkpoint.name if checkpoint else None, run.checkpoints.hold.launch,
+                                    own=run.config.train.state_url is None)
     # Snapshots after the checkpoint belong to steps that will be taken again.
     names = [entry.name for entry in state.store.snapshots()]
     state.collect([name for name in names if checkpoint and name <= checkpoint.name])
@@ -138,7 +158,8 @@ def _final_test(run: Run, position: Position) -> dict:
     results: dict = {"val_map_skip_empty": position.best_score, "best_step": position.best_step}
     for name in ("val", "test"):
         if name in run.sources:
-            result = evaluate(run.model, run.sources[name], run.config, run.world, run.watchdog, name)
+            result = evaluate(run.model, run.sources[name], run.config, run.world, run.watchdog, name,
+                              run.cache.evaluation)
             results[name] = result.summary()
             log.info("%s with the best epoch's weights: %s", name, describe(results[name]))
             index = run.sources[name].index

@@ -19,6 +19,7 @@ from lacuna.data_pipelines.annotation.schemes import (
     RandomPerAnnotation,
     SinglePositive,
 )
+from lacuna.data_pipelines.groups import Groups
 from lacuna.data_pipelines.index import Sidecar, SidecarWriter, sidecar_names
 from lacuna.data_pipelines.labels import UNKNOWN, SparseLabels
 from lacuna.data_pipelines.subsets import Subset, subset_names
@@ -46,7 +47,7 @@ def annotate(rows: LabelledRows, name: str, scheme_name: str, scheme: AnyScheme,
     for shard in range(len(rows.index.shards)):
         writer.write(shard, _drawn(rows, shard, draw))
         if advance:
-            advance(rows.index.shards[shard].rows)
+            advance(rows.index.shards[shard].count)
     source["counts"] = {
         "positives": int(writer.positives.sum()), "negatives": int(writer.negatives.sum()),
         "classes_with_positives": int((writer.positives > 0).sum()),
@@ -66,14 +67,18 @@ def keep_rows(rows: LabelledRows, name: str, scheme: ImageFraction, overwrite: b
 
 
 def split_rows(rows: LabelledRows, names: tuple[str, str], fraction: float = 0.2, seed: int = 1200,
-               overwrite: bool = False) -> tuple[Subset, Subset]:
-    """Cole et al.'s train / val split of the rows in their original order, bit for bit, as two subsets."""
+               overwrite: bool = False, groups: str | None = None) -> tuple[Subset, Subset]:
+    """Cole et al.'s train / val split of the rows in their original order, bit for bit, as two subsets; with groups,
+    whole ones are drawn."""
     for name in names:
         refuse_existing(name, subset_names(rows.index), overwrite)
-    train, val = split_places(len(rows.order), fraction, seed)
+    if groups is None:
+        train, val = split_places(len(rows.order), fraction, seed)
+    else:
+        train, val = split_groups(Groups.load(rows.index, groups).numbers[rows.order], fraction, seed)
     made = []
     for name, places in zip(names, (train, val), strict=True):
-        source = {"scheme": "val_split", "fraction": fraction, "seed": seed,
+        source = {"scheme": "val_split", "fraction": fraction, "seed": seed, "groups": groups,
                   "within": rows.within.name if rows.within else None,
                   "places_fingerprint": places_fingerprint(places)}
         made.append(Subset.from_masks(rows.index, name, rows.masks(rows.order[places]), source))
@@ -84,12 +89,33 @@ def split_rows(rows: LabelledRows, names: tuple[str, str], fraction: float = 0.2
 
 def split_places(count: int, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """(train, val) places among `count` samples in their original order, ascending."""
+    held_out = _held_out(count, fraction)
+    shuffled = np.random.RandomState(seed).permutation(count)
+    return np.sort(shuffled[: count - held_out]), np.sort(shuffled[count - held_out :])
+
+
+def split_groups(numbers: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(train, val) places of samples with these group numbers: groups are drawn until val has its share of the samples;
+    one without a group is a group of its own."""
+    held_out = _held_out(len(numbers), fraction)
+    alone = numbers < 0
+    every = np.where(alone, numbers.max(initial=-1) + 1 + np.cumsum(alone), numbers)
+    _, own, sizes = np.unique(every, return_inverse=True, return_counts=True)
+    drawn = np.random.RandomState(seed).permutation(len(sizes))
+    taken = drawn[: np.searchsorted(np.cumsum(sizes[drawn]), held_out) + 1]
+    if len(taken) == len(sizes):
+        raise UserError(f"--groups: the {len(sizes)} groups are too large to leave some on both sides. Use a smaller "
+                        f"--fraction than {fraction}, or finer groups.")
+    in_val = np.isin(own, taken)
+    return np.flatnonzero(~in_val), np.flatnonzero(in_val)
+
+
+def _held_out(count: int, fraction: float) -> int:
     held_out = int(np.round(fraction * count))
     if not 0 < held_out < count:
         raise UserError(f"--fraction {fraction}: of {count} rows it puts {held_out} into the validation set; "
                         "give a number between 0 and 1 that leaves rows on both sides.")
-    shuffled = np.random.RandomState(seed).permutation(count)
-    return np.sort(shuffled[: count - held_out]), np.sort(shuffled[count - held_out :])
+    return held_out
 
 
 def places_fingerprint(places: np.ndarray) -> str:
@@ -99,7 +125,7 @@ def places_fingerprint(places: np.ndarray) -> str:
 
 def _drawn(rows: LabelledRows, shard: int, draw: Draw) -> SparseLabels:
     """What remains of one shard's labels, packed chunk by chunk."""
-    count = rows.index.shards[shard].rows
+    count = rows.index.shards[shard].count
     lengths = np.zeros((2, count), np.int64)
     ids: tuple[list[np.ndarray], list[np.ndarray]] = ([np.zeros(0, np.int32)], [np.zeros(0, np.int32)])
     for chunk in rows.chunks(shard):

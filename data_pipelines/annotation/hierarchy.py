@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from lacuna.basics import storage
 from lacuna.basics.errors import UserError
+from lacuna.basics.flag_text import flag_lines
 from lacuna.basics.hashing import mix, uniform_array
 from lacuna.data_pipelines.annotation.labelled_rows import Chunk, LabelledRows
 from lacuna.data_pipelines.annotation.schemes import Draw
@@ -79,12 +79,7 @@ class ClassTree:
     @classmethod
     def load(cls, url: str, index: ShardIndex) -> ClassTree:
         """Read `child<TAB or comma>parent` lines; nodes are class names or stable ids, others become inner nodes."""
-        try:
-            lines = storage.read_bytes(url).decode().splitlines()
-        except (FileNotFoundError, IsADirectoryError):
-            raise UserError(f"--parents {url}: no such file. Give one `child<TAB>parent` line a class.") from None
-        except UnicodeDecodeError as error:
-            raise UserError(f"--parents {url}: not UTF-8 text ({error}).") from None
+        lines = flag_lines("--parents", url, "Give one `child<TAB>parent` line a class.")
         numbers = {name: c for names in (index.classes, index.class_ids) for c, name in enumerate(names)}
         known = len(numbers)
         parent: dict[int, int] = {}

@@ -57,12 +57,12 @@ class LabelledRows:
     @cached_property
     def first_ids(self) -> np.ndarray:
         """int64 [shards + 1]: number of a shard's first row when all are counted through."""
-        return np.concatenate([[0], np.cumsum(self.index.rows)])
+        return np.concatenate([[0], np.cumsum(self.index.counts)])
 
     def used(self, shard: int) -> np.ndarray:
         """int64: the shard's rows that take part, ascending."""
         if self.within is None:
-            return np.arange(self.index.shards[shard].rows)
+            return np.arange(self.index.shards[shard].count)
         return np.flatnonzero(self.within.mask(shard))
 
     def chunks(self, shard: int) -> Iterator[Chunk]:

@@ -226,7 +226,7 @@ def names_in(folder: str) -> set[str] | None:
     try:
         with os.scandir(storage.local_path(folder) or ".") as entries:
             return {entry.name for entry in entries if leads_somewhere(entry)}
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a name with a zero byte is nobody's
         return set()
 
 

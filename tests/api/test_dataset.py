@@ -29,7 +29,7 @@ def place(sample: dict) -> tuple[int, int]:
 
 def everything(url) -> list[tuple[int, int]]:
     index = ShardIndex.load(str(url))
-    return [(shard, row) for shard in range(len(index.shards)) for row in range(index.shards[shard].rows)]
+    return [(shard, row) for shard in range(len(index.shards)) for row in range(index.shards[shard].count)]
 
 
 def test_samples_are_those_of_the_tars_with_their_labels(single_shards):
@@ -104,7 +104,7 @@ def test_a_subset_leaves_the_other_rows_out(digit_shards, tmp_path):
     url = str(tmp_path / "val")
     shutil.copytree(digit_shards / "val", url)
     index = ShardIndex.load(url)
-    masks = [np.arange(shard.rows) % 3 == 0 for shard in index.shards]
+    masks = [np.arange(shard.count) % 3 == 0 for shard in index.shards]
     Subset.from_masks(index, "third", masks, {}).save()
     found = [place(sample) for sample in lacuna.dataset(url, subset="third", decode=None)]
     assert found == [(s, r) for s, r in everything(url) if r % 3 == 0]

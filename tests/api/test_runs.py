@@ -95,18 +95,18 @@ def test_the_state_has_every_row_also_where_it_was_never_written(finished, singl
     run = finished.run
     state = run.state(run.state().snapshots[0])
     refs = state_store.open(state.url).manifest(state.snapshot).refs["score"]
-    unseen = [shard for shard in range(len(state.rows)) if shard not in refs]
+    unseen = [shard for shard in range(len(state.counts)) if shard not in refs]
     assert unseen
     assert refs
     known = Sidecar.load(ShardIndex.load(str(single_shards / "train")), "single")
     for shard in unseen:
         np.testing.assert_array_equal(state.read("score", shard), known.labels(shard).dense(10) == 1)
     table = state.frame("score")
-    assert len(table) == state.rows.sum()
+    assert len(table) == state.counts.sum()
     assert table.columns.tolist() == run.classes
     np.testing.assert_array_equal(table.loc[unseen[0]].to_numpy(), state.read("score", unseen[0]))
     group = pickle.loads(pickle.dumps(state.zarr()))  # dask sends it to other processes
-    for shard, rows in enumerate(state.rows):
+    for shard, rows in enumerate(state.counts):
         np.testing.assert_array_equal(group["score"][shard, :rows], state.read("score", shard, stored=True))
     with pytest.raises(lacuna.UserError, match=r"never written.*open_run\(run\).state\(\)"):
         lacuna.open_state(state.url, state.snapshot).read("score", unseen[0])
@@ -116,7 +116,7 @@ def test_a_state_url_opens_alone(finished):
     state = lacuna.open_state(str(Path(finished.folder) / "state"))
     assert state.snapshot == state.snapshots[-1]
     assert {"score", "heat"} <= set(state.fields)
-    assert state.read("heat", 0).shape == (state.rows[0], *state.fields["heat"].shape)
+    assert state.read("heat", 0).shape == (state.counts[0], *state.fields["heat"].shape)
     with pytest.raises(lacuna.UserError, match="a table has two dimensions"):
         state.frame("heat")
     with pytest.raises(lacuna.UserError, match="no field 'scores'; it has score"):

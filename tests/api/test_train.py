@@ -11,8 +11,8 @@ from pathlib import Path
 import yaml
 
 import lacuna
-from lacuna.tools.launches import free_port
-from tests.helpers.launching import ROOT, Launch, assert_equal_weights, environment, metrics, timeless
+from lacuna.tools.launches import free_port, timeless
+from tests.helpers.launching import ROOT, Launch, assert_equal_weights, environment, metrics
 
 
 def config(data: Path, folder: Path, name: str, **more) -> dict:
@@ -190,7 +190,7 @@ import lacuna
 config = lacuna.load_config(sys.argv[-1])
 for name in ("first", "second"):
     results = lacuna.train(config.model_copy(update={"name": name}))
-    print("map", name, results.test["map"])
+    sys.stdout.write(f"map {name} {results.test['map']}\\n")  # in one piece: the other rank writes there, too
 """
 
 

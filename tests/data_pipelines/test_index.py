@@ -47,7 +47,7 @@ def test_round_trip(index):
     loaded = ShardIndex.load(index.url)
     assert loaded == index
     assert loaded.fingerprint == index.fingerprint
-    assert loaded.rows.tolist() == [2, 1]
+    assert loaded.counts.tolist() == [2, 1]
     members = loaded.members(0)
     assert members.keys == ["x/1", "é 2"]
     assert members.positions.tolist() == [1, 0]

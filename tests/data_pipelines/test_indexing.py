@@ -72,7 +72,7 @@ def test_tars_of_the_webdataset_writer(tmp_path):
         for number in range(7):
             sink.write({"__key__": f"é{number}", "jpg": picture(number), "cls": number % 4})
     index = index_tars(str(tmp_path), IndexOptions())
-    assert index.rows.tolist() == [3, 3, 1]
+    assert index.counts.tolist() == [3, 3, 1]
     assert index.classes == ["0", "1", "2", "3"], "without a list, classes are numbers"
     assert lists(index) == {f"é{n}": ([n % 4], []) for n in range(7)}
     assert Sidecar.load(index, "labels").unlisted == UNKNOWN

@@ -73,7 +73,7 @@ def test_member_tables_point_at_the_bytes(images, packed):
 
 def test_shards_are_even_and_a_multiple_of_streams(packed):
     assert len(packed.shards) == 8
-    assert packed.rows.max() - packed.rows.min() <= 1
+    assert packed.counts.max() - packed.counts.min() <= 1
     assert packed.samples == 37
 
 

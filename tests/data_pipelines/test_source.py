@@ -43,8 +43,8 @@ def tar_members(path: Path) -> list[bytes]:
 def assert_same_bytes(source: ShardSource, folder: Path) -> None:
     for number, shard in enumerate(source.index.shards):
         opened = source.open(number)
-        assert [opened.read(row) for row in range(shard.rows)] == tar_members(folder / shard.name)
-        assert opened.used.tolist() == list(range(shard.rows))
+        assert [opened.read(row) for row in range(shard.count)] == tar_members(folder / shard.name)
+        assert opened.used.tolist() == list(range(shard.count))
 
 
 class Server:
@@ -213,11 +213,11 @@ def test_tars_made_elsewhere(tmp_path, format):
 def test_subset_rows_and_counts(val):
     index = ShardIndex.load(str(val))
     rng = np.random.default_rng(0)
-    masks = [rng.random(shard.rows) < 0.4 for shard in index.shards]
+    masks = [rng.random(shard.count) < 0.4 for shard in index.shards]
     masks[1][:] = False
     Subset.from_masks(index, "some", masks, {}).save()
     source, whole = load(val, "some"), load(val)
-    assert source.rows.tolist() == [int(mask.sum()) for mask in masks]
+    assert source.counts.tolist() == [int(mask.sum()) for mask in masks]
     opened = source.open(0)
     assert opened.used.tolist() == np.flatnonzero(masks[0]).tolist()
     dense = np.concatenate([whole.open(s).labels.dense(whole.classes)[mask] for s, mask in enumerate(masks)])

@@ -88,7 +88,7 @@ def assert_same(a: Batch, b: Batch) -> None:
 @pytest.mark.parametrize("rows", [[9, 7, 8, 10, 3, 1], [5, 2], [0, 11, 0, 6, 0, 0, 9, 0], [1] * 7, [20]])
 def test_every_sample_once_on_any_number_of_ranks(tmp_path, rows):
     source = write_shards(tmp_path / "shards", rows)
-    plan = EpochPlan(source.rows, 5, 1, 4, 8, 3)
+    plan = EpochPlan(source.counts, 5, 1, 4, 8, 3)
     everything = sorted((shard, row) for shard, count in enumerate(rows) for row in range(count))
     one = run(source, plan)
     assert sorted(pair for batch in one for pair in samples(batch)) == everything
@@ -106,7 +106,7 @@ def source(tmp_path_factory) -> ShardSource:
 
 
 def test_samples_are_what_decode_and_augment_make_of_them(source):
-    plan = EpochPlan(source.rows, 5, 2, 2, 8)
+    plan = EpochPlan(source.counts, 5, 2, 2, 8)
     for batch in run(source, plan):
         for i, (shard, row) in enumerate(samples(batch)):
             image = decode_image(image_bytes(shard, row))
@@ -121,14 +121,14 @@ def test_samples_are_what_decode_and_augment_make_of_them(source):
 @pytest.mark.parametrize("options", [{"workers": 1, "prefetch": 1}, {"workers": 3, "prefetch": 2},
                                      {"workers": 8, "prefetch": 9}])
 def test_workers_do_not_matter(source, options):
-    plan = EpochPlan(source.rows, 0, 0, 2, 6)
+    plan = EpochPlan(source.counts, 0, 0, 2, 6)
     for a, b in zip(run(source, plan), run(source, plan, **options), strict=True):
         assert_same(a, b)
 
 
 @pytest.mark.parametrize("start", [1, 5, 12, 13])
 def test_resume_is_the_suffix(source, start):
-    plan = EpochPlan(source.rows, 1, 3, 4, 8)
+    plan = EpochPlan(source.counts, 1, 3, 4, 8)
     assert plan.steps == 13
     whole, rest = run(source, plan, 1, 2), run(source, plan, 1, 2, start_step=start)
     assert len(rest) == plan.steps - start
@@ -137,9 +137,9 @@ def test_resume_is_the_suffix(source, start):
 
 
 def test_subset_gives_rows_of_the_tar(source):
-    masks = [np.arange(shard.rows) % 3 == 1 for shard in source.index.shards]
+    masks = [np.arange(shard.count) % 3 == 1 for shard in source.index.shards]
     chosen = ShardSource(source.index, source.sidecar, Subset.from_masks(source.index, "third", masks, {}))
-    batches = run(chosen, EpochPlan(chosen.rows, 0, 0, 2, 4))
+    batches = run(chosen, EpochPlan(chosen.counts, 0, 0, 2, 4))
     wanted = sorted((shard, row) for shard, mask in enumerate(masks) for row in np.flatnonzero(mask).tolist())
     assert sorted(pair for batch in batches for pair in samples(batch)) == wanted
 
@@ -148,7 +148,7 @@ def test_corrupt_samples_are_named_and_left_out(tmp_path):
     broken = {(0, 3): b"", (1, 0): b"no image", (2, 5): image_bytes(2, 5)[:40]}
     source = write_shards(tmp_path / "shards", [6, 5, 8],
                           lambda shard, row: broken.get((shard, row), image_bytes(shard, row)))
-    batches = run(source, EpochPlan(source.rows, 0, 0, 1, 4))
+    batches = run(source, EpochPlan(source.counts, 0, 0, 1, 4))
     bad = {(int(Path(b.shard).stem[-5:]), b.row): b for batch in batches for b in batch.bad}
     assert set(bad) == set(broken)
     assert bad[1, 0].key == "1/0"
@@ -165,7 +165,7 @@ def test_corrupt_samples_are_named_and_left_out(tmp_path):
 
 def test_a_batch_without_a_good_sample_is_empty(tmp_path):
     source = write_shards(tmp_path / "shards", [4], lambda shard, row: b"broken")
-    (batch,) = run(source, EpochPlan(source.rows, 0, 0, 1, 4))
+    (batch,) = run(source, EpochPlan(source.counts, 0, 0, 1, 4))
     assert batch.inputs.shape == (0, 3, SIZE, SIZE)
     assert len(batch.bad) == 4
 
@@ -177,7 +177,7 @@ def test_feature_shards(tmp_path):
         return buffer.getvalue()
 
     source = write_shards(tmp_path / "shards", [5, 4], vector, "feature")
-    plan = EpochPlan(source.rows, 0, 0, 1, 3)
+    plan = EpochPlan(source.counts, 0, 0, 1, 3)
     with EpochStream(source, plan, range(1), SampleMaker(None, 0, 0, 7)) as stream:
         batches = list(stream)
     for batch in batches:
@@ -187,7 +187,7 @@ def test_feature_shards(tmp_path):
 
 
 def test_micro_batches_are_cuts(source):
-    batch = run(source, EpochPlan(source.rows, 0, 0, 2, 10))[0]
+    batch = run(source, EpochPlan(source.counts, 0, 0, 2, 10))[0]
     parts = [batch.narrow(0, 4), batch.narrow(4, 8), batch.narrow(8, 12)]
     assert [len(part) for part in parts] == [4, 4, 2]
     assert [pair for part in parts for pair in samples(part)] == samples(batch)
@@ -208,14 +208,14 @@ def test_an_error_in_a_worker_reaches_the_reader(tmp_path):
     source = write_shards(tmp_path / "shards", [6, 6, 6, 6])
     (tmp_path / "shards" / "shard-00002.tar").unlink()
     with pytest.raises(UserError, match=r"shard-00002\.tar: this shard is in the index but not in the folder"):
-        run(source, EpochPlan(source.rows, 0, 0, 1, 2))
+        run(source, EpochPlan(source.counts, 0, 0, 1, 2))
     assert not stream_threads()
     gc.collect()
     assert open_tars(source) == 0
 
 
 def test_leaving_early_ends_threads_and_closes_shards(source):
-    plan = EpochPlan(source.rows, 0, 0, 2, 4)
+    plan = EpochPlan(source.counts, 0, 0, 2, 4)
     for seen, _ in enumerate(EpochStream(source, plan, range(2), SampleMaker(AUGMENT, 0, 0))):
         assert len(stream_threads()) >= 2
         if seen == 2:
@@ -231,7 +231,7 @@ def test_leaving_early_ends_threads_and_closes_shards(source):
 @pytest.mark.parametrize("prefetch", [1, 4])
 def test_few_shards_are_open_at_a_time_and_none_in_the_end(tmp_path, prefetch):
     source = write_shards(tmp_path / "shards", [24] * 24)
-    plan = EpochPlan(source.rows, 0, 0, 2, 8, open_shards=3)
+    plan = EpochPlan(source.counts, 0, 0, 2, 8, open_shards=3)
     most = 0
     with EpochStream(source, plan, range(2), SampleMaker(AUGMENT, 0, 0), prefetch=prefetch) as stream:
         for _ in stream:
@@ -253,7 +253,7 @@ def test_torch_threads_of_others_are_left_alone(source):
                 found[threading.current_thread().name] = torch.get_num_threads()
                 return super().__call__(*args)
 
-        plan = EpochPlan(source.rows, 0, 0, 2, 4)
+        plan = EpochPlan(source.counts, 0, 0, 2, 4)
         with EpochStream(source, plan, range(2), Asking(AUGMENT, 0, 0), workers=3) as stream:
             batches = iter(stream)
             next(batches)
@@ -271,7 +271,7 @@ def test_a_second_view_has_its_own_draws_and_leaves_the_first_alone(tmp_path):
     broken = (1, 2)
     source = write_shards(tmp_path / "shards", [6, 5],
                           lambda shard, row: b"no image" if (shard, row) == broken else image_bytes(shard, row))
-    plan = EpochPlan(source.rows, 5, 1, 1, 4, 2)
+    plan = EpochPlan(source.counts, 5, 1, 1, 4, 2)
     strong = Augment(SIZE, crop="random_resized", flip=True, cutout=0.5)
     with EpochStream(source, plan, range(1), SampleMaker(AUGMENT, plan.seed, plan.epoch, strong=strong)) as stream:
         twice = list(stream)
@@ -289,7 +289,7 @@ def test_a_second_view_has_its_own_draws_and_leaves_the_first_alone(tmp_path):
 
 def test_a_second_view_of_the_same_crop_differs_in_colour_only(tmp_path):
     source = write_shards(tmp_path / "shards", [6, 5], image_bytes)
-    plan = EpochPlan(source.rows, 5, 1, 1, 4, 2)
+    plan = EpochPlan(source.counts, 5, 1, 1, 4, 2)
     for chance in (0.0, 1.0):
         strong = Augment(SIZE, crop="same", flip=True, grayscale=chance)
         with EpochStream(source, plan, range(1), SampleMaker(AUGMENT, plan.seed, plan.epoch, strong=strong)) as stream:

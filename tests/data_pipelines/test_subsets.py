@@ -31,7 +31,7 @@ def test_masks_and_counts_survive(index):
     loaded = Subset.load(index, "half")
     for shard, mask in enumerate(masks):
         np.testing.assert_array_equal(loaded.mask(shard), mask)
-    assert loaded.rows.tolist() == [int(m.sum()) for m in masks]
+    assert loaded.counts.tolist() == [int(m.sum()) for m in masks]
     assert loaded.samples == sum(int(m.sum()) for m in masks)
     assert loaded.source == {"scheme": "coin"}
     assert subset_names(index) == ["half"]

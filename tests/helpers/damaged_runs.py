@@ -2,7 +2,7 @@
 
 `damaged_runs.py FOLDER all|some`: writes FOLDER/outcomes.json, a list of {"file", "harm", "equal", "said", "error",
 "advised"}: `advised` is whether doing what the error says led to the same end.
-`some` takes the newest file of every kind, and the metadata of the best epoch's checkpoint.
+`some` takes the newest file of every kind, and the metadata and tensors of the best epoch's checkpoint.
 """
 
 from __future__ import annotations
@@ -31,24 +31,22 @@ def main(folder: Path, which: str) -> None:
     trainer.train(body(folder, "run"), leave=STEPS - 2)
     shutil.copytree(run, kept)
     found = []
-    for file in chosen(kept, which):
-        for harm, change in HARMS.items():
-            shutil.rmtree(run)
-            shutil.copytree(kept, run)
-            damage(run / file, change)
-            error = ""
-            try:
-                trainer.train(body(folder, "run"))
-            except UserError as problem:
-                error = str(problem)
-                advised = follow(error, run, lambda: trainer.train(body(folder, "run"))) and outcome(run) == expected
-            if error:
-                found.append({"file": file, "harm": harm, "equal": False, "said": [], "error": error,
-                              "advised": advised})
-                continue
+    cases = [([file], harm) for file in chosen(kept, which) for harm in HARMS]
+    for files, harm in [*cases, (both_of_best(kept), "deleted")]:
+        shutil.rmtree(run)
+        shutil.copytree(kept, run)
+        for file in files:
+            damage(run / file, HARMS[harm])
+        one = {"file": " and ".join(files), "harm": harm, "equal": False, "said": [], "error": ""}
+        try:
+            trainer.train(body(folder, "run"))
             said = (run / "log.txt").read_text()[len((kept / "log.txt").read_text()):].splitlines()
-            found.append({"file": file, "harm": harm, "equal": outcome(run) == expected, "error": "",
-                          "said": [line for line in said if "mended" in line or "torn" in line]})
+            one |= {"equal": outcome(run) == expected,
+                    "said": [line for line in said if "mended" in line or "torn" in line]}
+        except UserError as problem:
+            followed = follow(str(problem), run, lambda: trainer.train(body(folder, "run")))
+            one |= {"error": str(problem), "advised": followed and outcome(run) == expected}
+        found.append(one)
     (folder / "outcomes.json").write_text(json.dumps(found))
 
 
@@ -68,6 +66,12 @@ def damage(path: Path, change) -> None:
         path.write_bytes(change(path.read_bytes()))
 
 
+def both_of_best(run: Path) -> list[str]:
+    """The best epoch's weights and their spare copy: together they cannot be had again."""
+    spare = next((run / "checkpoints" / "spare").glob("*/model.safetensors")).relative_to(run)
+    return [str(spare), str(spare).replace("/spare/", "/")]
+
+
 def chosen(run: Path, which: str) -> list[str]:
     """Everything but the chunks, whose damage is met when they are read."""
     files = sorted(str(path.relative_to(run)) for part in ("state", "checkpoints") for path in (run / part).rglob("*")
@@ -77,7 +81,9 @@ def chosen(run: Path, which: str) -> list[str]:
     kinds = {re.sub(r"\d[\w-]*", "#", name): name for name in files}  # the last of each kind stays
     best = min(name for name in files if name.endswith("COMMIT.json"))
     copy = json.loads((run / best).with_name("snapshot.json").read_text())
-    return sorted({*kinds.values(), best, f"state/manifests/{copy['manifest']}.json"})
+    beside = [name for name in files if os.path.dirname(name) == os.path.dirname(best)]
+    tensors = [name for name in beside if name.endswith(".safetensors")]
+    return sorted({*kinds.values(), best, f"state/manifests/{copy['manifest']}.json", *tensors})
 
 
 if __name__ == "__main__":

@@ -85,12 +85,6 @@ def losses(folder: Path) -> list[float]:
     return [line["loss"] for line in metrics(folder, "train")]
 
 
-def timeless(lines: list[dict]) -> list[dict]:
-    """Metrics without what depends on the clock, or on how often a run was launched."""
-    clocked = ("samples_per_second", "data_wait_seconds", "launch")
-    return [{k: v for k, v in line.items() if k not in clocked and not k.startswith("state_")} for line in lines]
-
-
 def trace(folder: Path) -> dict[int, set[tuple[int, int]]]:
     return {step: set(samples) for step, samples in launches.read_trace(str(folder)).items()}
 

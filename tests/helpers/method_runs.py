@@ -19,7 +19,8 @@ SAMPLES, STEPS = 48, 6  # two epochs of three steps
 SETTINGS: dict[str, dict] = {
     "role": {"lr": 0.03}, "ls": {"temperature": 3.0},
     "csl": {"budget": "batch", "top": 2}, "ll_r": {"delta_percent": 5.0}, "ll_ct": {"delta_percent": 5.0},
-    "ll_cp": {"delta_percent": 5.0}, "em_apl": {"warmup_epochs": 1}, "mime": {"warmup_epochs": 1, "threshold": 0.3},
+    "ll_cp": {"delta_percent": 5.0}, "em_apl": {"warmup_epochs": 1}, "cap": {"warmup_epochs": 1},
+    "mime": {"warmup_epochs": 1, "threshold": 0.3},
     "ignore": {"first_epoch": 1}, "lac": {"contrast_phase": 0, "contrast_threshold": 0.5, "queue": 32},
     "scpnet": {"base_threshold": 0.5}, "scob": {"lr": 0.03},
     "gpr": {"threshold": 0.1},

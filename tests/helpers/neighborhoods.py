@@ -25,7 +25,7 @@ def annotated_source(url: str, labels: np.ndarray, sizes: list[int]) -> ShardSou
 def make_neighborhood(url: str, source: ShardSource, neighbors: np.ndarray, distances: np.ndarray,
                       between: np.ndarray) -> None:
     """Of neighbours int64 [N, k] and their distances, written as `lacuna neighbors` does."""
-    labels, ends = all_labels(source.sidecar), np.cumsum(source.index.rows)
+    labels, ends = all_labels(source.sidecar), np.cumsum(source.index.counts)
     merged = [merge(part, labels, source.classes) for part in np.split(neighbors, ends[:-1])]
     slots = max(int(part["counts"].max()) for part in merged)
     rows = [{"neighbor_ids": a, "neighbor_distances": b, **padded(part, slots)}

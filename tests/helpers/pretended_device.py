@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -20,6 +22,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from lacuna.tools.bench.device import python_backend
+
 NAME = "pretended"
 _ROOT = Path(__file__).resolve().parents[2]
 _TORCH = str(Path(torch.__file__).parent)
@@ -27,6 +31,9 @@ _TORCH = str(Path(torch.__file__).parent)
 _READ_BACKS = ("_local_scalar_dense", "nonzero", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount",
                "equal", "is_nonzero", "masked_select", "histc", "_histogramdd_bin_edges")
 _INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put")
+
+
+Copy = tuple[torch.Tensor, torch.Tensor]  # host tensor, values to come
 
 
 @dataclass(frozen=True)
@@ -42,25 +49,24 @@ class Record:
     waits: list[Wait] = field(default_factory=list)
     inside: bool = False
     operations: int = 0
-    steps: int = 0
-    deferred: int = 0  # waits for an event of an earlier step, which leaves the device with work
-    late: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # (host tensor, values to come)
+    late: list[Copy] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def wait(self, what: str) -> None:
         self.arrive()
         if self.inside:
             self.waits.append(Wait(what, _place()))
 
-    def arrive(self) -> None:
-        """All copies to the host are done."""
-        for host, values in self.late:
-            host.copy_(values)
-        self.late.clear()
+    def arrive(self, copies: list[Copy] | None = None) -> None:
+        """These copies to the host are done, or all."""
+        with self.lock:
+            for host, values in self.late if copies is None else copies:
+                host.copy_(values)
+            self.late = [] if copies is None else [copy for copy in self.late if not any(copy is c for c in copies)]
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         self.inside = True
-        self.steps += 1
         try:
             yield
         finally:
@@ -68,7 +74,6 @@ class Record:
 
 
 RECORD = Record()
-_LIBRARY = torch.library.Library("aten", "IMPL")
 
 
 class Held(torch.Tensor):
@@ -183,7 +188,8 @@ def _copy(target, source, non_blocking: bool = False):
 def _later(host: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """The host sees other values until it waits."""
     host.view(torch.uint8).fill_(0xA5) if host.numel() and host.dtype != torch.bool else host.fill_(True)
-    RECORD.late.append((host, values))
+    with RECORD.lock:
+        RECORD.late.append((host, values))
     return host
 
 
@@ -200,14 +206,6 @@ def _place() -> str:
     return f"{shown}:{frame.lineno} {frame.name}"
 
 
-def _empty_strided(size, stride, *, dtype=None, layout=None, device=None, pin_memory=None):
-    return Held(torch.empty_strided(size, stride, dtype=dtype))
-
-
-def _empty(size, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
-    return Held(torch.empty(size, dtype=dtype, memory_format=memory_format or torch.contiguous_format))
-
-
 class Stream:
     def __init__(self, device: object = None): ...
 
@@ -218,39 +216,19 @@ class Event:
     """Marks the copies that were under way when it was recorded."""
 
     def record(self, stream: Stream) -> None:
-        self.step, self.copies = RECORD.steps, list(RECORD.late)
+        with RECORD.lock:
+            self.copies = list(RECORD.late)
 
     def synchronize(self) -> None:
-        if RECORD.inside and self.step == RECORD.steps:
-            RECORD.wait("event of the same step")
-        RECORD.deferred += RECORD.inside
-        for host, values in self.copies:
-            host.copy_(values)
-        RECORD.late = [entry for entry in RECORD.late if not any(entry is copy for copy in self.copies)]
+        if threading.current_thread() is threading.main_thread():
+            RECORD.wait("event")
+        else:
+            time.sleep(0.005)  # whoever does not wait for the thread finds other values
+        RECORD.arrive(self.copies)
 
 
-class _Module:
+class _Module(python_backend.Module):
     """What PyTorch asks `torch.pretended`."""
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def is_available(self) -> bool:
-        return True
-
-    def current_device(self) -> int:
-        return 0
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def manual_seed_all(self, seed: int) -> None: ...
-
-    def device_count(self) -> int:
-        return 1
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16]
 
     def current_stream(self) -> Stream:
         return Stream()
@@ -259,47 +237,11 @@ class _Module:
     def stream(self, stream: Stream) -> Iterator[None]:
         yield
 
-    @property
-    def Stream(self) -> type:
-        return Stream
-
-    @property
-    def Event(self) -> type:
-        return Event
-
     def synchronize(self, device: object = None) -> None:
         RECORD.wait("synchronize")
 
 
 def register() -> torch.device:
     """Make the device known to PyTorch and DeepSpeed; once per process, before DeepSpeed is imported elsewhere."""
-    from deepspeed.accelerator import set_accelerator
-    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
-    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-
-    _setup_privateuseone_for_python_backend(NAME, _Module())
-
-    class Accelerator(CPU_Accelerator):
-        def device_name(self, device_index=None):
-            return NAME if device_index is None else f"{NAME}:{device_index}"
-
-        def current_device_name(self):
-            return f"{NAME}:0"
-
-        def is_synchronized_device(self):
-            return False
-
-        def use_host_timers(self):
-            return True
-
-        def synchronize(self, device_index=None):
-            RECORD.wait("synchronize")
-
-        def on_accelerator(self, tensor):
-            return tensor.device.type == NAME
-
-    set_accelerator(Accelerator())
-    # torch.tensor(…, device=…) and lists as indices are made below Python's dispatch: these kernels serve them.
-    for name, kernel in (("empty_strided", _empty_strided), ("empty.memory_format", _empty), ("copy_", _copy)):
-        _LIBRARY.impl(name, kernel, "PrivateUse1")
-    return torch.device(NAME, 0)
+    return python_backend.register(NAME, _Module(Stream, Event), lambda: RECORD.wait("synchronize"), Held, _copy,
+                                   "cpu")

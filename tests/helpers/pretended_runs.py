@@ -1,12 +1,14 @@
 """Real runs on the pretended device, in a process of their own: `pretended_runs.py JOBS OUT DEVICE`.
 
-JOBS: a list of configs; DEVICE: pretended or cpu. Every run trains its first phase with the real loop, store, learner
+JOBS: a list of configs; DEVICE: pretended, cpu, or compiled (on the CPU; torch.compile only counts graphs, and a break
+in one is an error). Every run trains its first phase with the real loop, store, learner
 and DeepSpeed engine. OUT gets, per run, the waits inside of every step, the losses of its epochs, digests of the
 weights and of the stored rows, or how it failed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,11 +20,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from lacuna.trainer import engine, loop, world
 from lacuna.trainer.assemble import build_run
 from lacuna.trainer.checkpoints.checkpoint import Position
 from lacuna.trainer.config.sections import parse_config
+from lacuna.trainer.models.classifier import Classifier
 from lacuna.trainer.phase import Phase
 from lacuna.trainer.sample_state import SampleState
 from lacuna.trainer.whole_run import Run, open_state
@@ -30,6 +34,7 @@ from tests.helpers import pretended_device
 from tests.helpers.pretended_device import RECORD, OnDevice
 
 MIDDLE = 1  # a snapshot after the second step, inside the first epoch
+GRAPHS = CompileCounterWithBackend("eager")
 _STEP, _OPTIMIZER = loop.take_step, engine._optimizer
 
 
@@ -40,12 +45,18 @@ def main(jobs: str, out: str, device: str) -> None:
         assert isinstance(joined.device, torch.device)
     # Fused kernels exist for some devices only, and round differently.
     engine._optimizer = lambda groups, phase, compiled: _OPTIMIZER(groups, phase, True)
+    if device == "compiled":
+        compiled = Classifier.compile
+        Classifier.compile = lambda model: compiled(model, backend=GRAPHS, fullgraph=True)
     watchdog = world.Watchdog(joined, 600)
     found = {}
     for config in json.loads(Path(jobs).read_text()):
         try:
-            with OnDevice():
+            with contextlib.nullcontext() if device == "compiled" else OnDevice():
+                torch._dynamo.reset()
+                GRAPHS.clear()
                 found[config["name"]] = train(build_run(parse_config(config, jobs), joined, watchdog))
+                found[config["name"]]["graphs"] = GRAPHS.frame_count
         except Exception:
             found[config["name"]] = {"failed": traceback.format_exc()}
     Path(out).write_text(json.dumps(found))
@@ -54,13 +65,10 @@ def main(jobs: str, out: str, device: str) -> None:
 def train(run: Run) -> dict:
     """Every epoch of the first phase, as phase.py goes through them, without evaluation and checkpoints."""
     counts: list[dict[str, int]] = []
-    deferred: list[int] = []
 
     def step(phase, batch, position):
         with RECORD.step():
             result = _STEP(phase, batch, position)
-        deferred.append(RECORD.deferred)
-        RECORD.deferred = 0
         if len(counts) == MIDDLE:
             run.state.snapshot("middle")
         counts.append(dict(Counter(f"{wait.what} @ {wait.where}" for wait in RECORD.waits)))
@@ -80,9 +88,10 @@ def train(run: Run) -> dict:
         losses.append(phase.sums.epoch(run.world, phase.plans[epoch].steps)[0])
         position = position.advanced(epoch=epoch + 1, step=0)
     weights = b"".join(p.detach().cpu().numpy().tobytes() for p in run.model.parameters())
-    found = {"steps": counts, "deferred": deferred, "losses": losses, "weights": hashlib.sha256(weights).hexdigest(),
+    found = {"steps": counts, "ahead": 0, "losses": losses, "weights": hashlib.sha256(weights).hexdigest(),
              "rows": {}, "snapshot": {}}
     if isinstance(run.state, SampleState):
+        found["ahead"] = run.state.traffic.ahead.hits if run.state.traffic else 0
         shards = range(len(run.sources["train"].index.shards))
         found["rows"] = digest(run.state.session, {field.name: shards for field in run.method.fields()})
         middle = run.state.store.reader("middle")

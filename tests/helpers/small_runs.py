@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 from pathlib import Path
@@ -17,10 +18,11 @@ from lacuna.data_pipelines.annotation.labelled_rows import LabelledRows
 from lacuna.data_pipelines.index import ShardIndex, Sidecar
 from lacuna.data_pipelines.packing import Layout, pack
 from lacuna.data_pipelines.readers import features
+from lacuna.tools.launches import timeless
 from lacuna.trainer import loop, whole_run, world
 from lacuna.trainer.assemble import build_run
 from lacuna.trainer.config.sections import parse_config
-from tests.helpers.launching import last_checkpoint, metrics, timeless
+from tests.helpers.launching import last_checkpoint, metrics
 
 EPOCHS, BATCH, ROWS, CLASSES, WIDTH = 4, 16, 64, 6, 8
 STEPS = EPOCHS * ROWS // BATCH
@@ -31,14 +33,19 @@ class Left(Exception):
     """The run was left as a kill leaves it."""
 
 
-def make_data(folder: Path) -> None:
-    """train (64 rows in 8 shards, one positive each in the sidecar `single`) and val, a linear problem.
+AGAINST = {"val": (40, -1)}  # split → rows, and whether what is learnt is right there
+ALONG = {"val": (40, 1), "test": (40, 1)}
 
-    What is learnt is wrong on val: the first epoch stays the best, so its checkpoint is kept beside the newest.
+
+def make_data(folder: Path, others: dict[str, tuple[int, int]] = AGAINST) -> None:
+    """train (64 rows in 8 shards, one positive each in the sidecar `single`) and others, a linear problem.
+
+    By default what is learnt is wrong on val: the first epoch stays the best, so its checkpoint is kept beside the
+    newest.
     """
     draws = np.random.RandomState(3)
     truth = draws.randn(WIDTH, CLASSES)
-    for split, rows, sign in (("train", ROWS, 1), ("val", 40, -1)):
+    for split, (rows, sign) in {"train": (ROWS, 1), **others}.items():
         values = draws.randn(rows, WIDTH).astype(np.float32)
         labels = (sign * values @ truth + 0.3 * draws.randn(rows, CLASSES) > 1).astype(np.int8)
         labels[:, 0] |= labels.sum(1) == 0
@@ -68,6 +75,8 @@ class Trainer:
         torch.set_num_threads(1)
         self.world = world.start(120)
         self.watchdog = world.Watchdog(self.world, 120)
+        self.watchdog.stop()  # this process goes on for longer than that with other tests: it would end all of them
+        atexit.register(_leave)
 
     def train(self, config: dict, leave: int | None = None) -> None:
         """To the end, or left before a step without closing anything."""
@@ -80,16 +89,21 @@ class Trainer:
         run = build_run(parse_config(config, "test"), self.world, self.watchdog)
         try:
             results = whole_run.train(run)
-        except Left:
-            run.state.session._io.stop()  # its threads would die with the process
-            return
-        except BaseException:
+        except BaseException as error:
             if hasattr(run.state, "session"):
-                run.state.session._io.stop()
+                run.state.session._io.stop()  # its threads would die with the process
+            if isinstance(error, Left):
+                return
             raise
         storage.write_atomic(os.path.join(run.config.folder, "results.json"), json.dumps(results).encode())
         run.run_log.close()
         run.state.close()
+
+
+def _leave() -> None:
+    """The group's threads must end before the interpreter does, which else may abort."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def outcome(folder: Path) -> tuple[dict, dict, list, dict]:

@@ -30,12 +30,13 @@ def main(ranks: int, port: str, script: str, *arguments: str) -> int:
         time.sleep(0.05)
     if None not in codes:
         return max(map(abs, codes))  # type: ignore[arg-type]
+    first = next(code for code in codes if code)
     tell(signal.SIGTERM)
     end = time.monotonic() + 10
     while any(child.poll() is None for child in children) and time.monotonic() < end:
         time.sleep(0.05)
     tell(signal.SIGKILL)
-    return 1
+    return abs(first)
 
 
 if __name__ == "__main__":

@@ -48,21 +48,3 @@ def test_kill_at_random_times(tmp_path):
     url = str(tmp_path / "state")
     assert random_kills(url, 6, random.Random(0)) == 6
     finish_cleanly(url, last_committed(url))
-
-
-@pytest.mark.long
-def test_two_hundred_kills(tmp_path):
-    """Named points at many arrivals and 110 random moments, all on one store that lives through them."""
-    url, rng = str(tmp_path / "state"), random.Random(1)
-    faults = []
-    for point in POINTS:
-        if point.startswith("chunk"):
-            faults += [f"{point}:{count}" for count in rng.sample(range(1, 60), 12)]
-        elif point.startswith(("launch", "orphans")):
-            faults += [f"{point}:1"] * 4
-        elif not point.startswith("create"):
-            faults += [f"{point}:{count}" for count in (1, 2, 3, 4)] * 2
-    rng.shuffle(faults)
-    killed = sum(kill_at(url, fault) for fault in faults) + random_kills(url, 110, rng)
-    assert killed >= 200
-    finish_cleanly(url, last_committed(url))

@@ -205,7 +205,7 @@ def test_foreign_files_are_left_alone(store):
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"fingerprint": "other"}, r"shard index index .* in the store, other .* asked .*reshard"),
-    ({"rows": [*ROWS[:-1], 12]}, "53 samples"),
+    ({"counts": [*ROWS[:-1], 12]}, "53 samples"),
     ({"seed": 3}, "seed 11 in the store, 3 asked"),
     ({"fields": FIELDS[1:]}, "field 'phi' is in the store but not asked for"),
     ({"fields": [*FIELDS, Field("extra", (2,), "int8")]}, "field 'extra' is asked for but not in the store"),
@@ -213,7 +213,7 @@ def test_foreign_files_are_left_alone(store):
 ])
 def test_opening_with_another_schema_is_refused(store, change, message):
     """Other fields, dtypes, seed, shards or class list: the message says what differs."""
-    arguments = {"rows": ROWS, "fingerprint": "index", "fields": FIELDS, "seed": SEED, **change}
+    arguments = {"counts": ROWS, "fingerprint": "index", "fields": FIELDS, "seed": SEED, **change}
     with pytest.raises(UserError, match=f"(?s){message}"):
         state_store.open(store.url, **arguments)
     state_store.open(store.url, ROWS, "index", FIELDS, SEED)

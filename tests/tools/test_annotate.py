@@ -51,7 +51,7 @@ def test_every_scheme_runs_and_prints_its_fingerprint(data, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    (["--scheme", "sngle"], "--scheme 'sngle': legal are val_split, single_positive"),
+    (["--scheme", "sngle"], "--scheme 'sngle': legal are val_split, groups, single_positive"),
     ([], "--scheme None: legal are"),
     (["--scheme", "rpa"], "--name: give the new sidecar a name"),
     (["--scheme", "rpa", "--name", "x", "--per-class", "3"], "--per-class means nothing to --scheme rpa; it takes"),

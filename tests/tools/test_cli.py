@@ -9,6 +9,7 @@ import shlex
 import pytest
 
 import lacuna
+from lacuna.tools.bench import BENCHES
 from lacuna.tools.cli import COMMANDS, leaves, main, open_command, parse
 
 
@@ -90,3 +91,11 @@ def test_version_and_misspelt_commands(capsys):
     assert "did you mean `lacuna report`?" in capsys.readouterr().err
     assert main(["qqq"]) == 2
     assert "there are: doctor, demo" in capsys.readouterr().err
+
+
+def test_every_benchmark_has_a_line_of_its_own(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    for name in BENCHES:
+        assert any(re.match(rf"  {name} +[A-Z].+\.$", line) for line in lines), name

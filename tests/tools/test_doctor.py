@@ -10,6 +10,7 @@ import pytest
 
 from lacuna.tools import doctor
 from lacuna.tools.cli import main
+from lacuna.tools.doctor.advisories import advisories
 
 
 def examine(capsys, *options: str) -> tuple[int, dict[str, dict]]:
@@ -115,3 +116,19 @@ def test_a_check_that_breaks_is_a_finding():
 def test_ray_starts():
     (finding,) = doctor.ray_starts()
     assert finding.level == doctor.OK, finding
+
+
+def test_packages_with_known_advisories_are_named(monkeypatch):
+    assert [finding.level for finding in advisories()] == [doctor.OK], "the versions that are installed"
+    installed = {"torch": "2.5.1", "pillow": "13.0.0", "ray": "2.8.1"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    found = list(advisories())
+    assert [finding.level for finding in found] == [doctor.WARNING] * 2
+    assert "torch 2.5.1: CVE-2025-32434" in found[0].found
+    assert found[1].advice == "Run `pip install 'torch>=2.10.0'`."

@@ -38,12 +38,18 @@ def scored(run: Trained, source: ShardSource, folder: Path) -> Parts:
 
 
 @pytest.fixture(scope="module")
-def model(trained, tmp_path_factory) -> str:
+def val_parts(trained, tmp_path_factory) -> Parts:
+    source = ShardSource.load(str(trained.data / "val"), "labels", None)
+    return scored(open_trained(trained.scl), source, tmp_path_factory.mktemp("parts"))
+
+
+@pytest.fixture(scope="module")
+def model(trained, val_parts, tmp_path_factory) -> str:
     """Exported with thresholds of the validation set."""
     folder = tmp_path_factory.mktemp("exported")
     run, source = open_trained(trained.scl), ShardSource.load(str(trained.data / "val"), "labels", None)
-    parts = scored(run, source, folder / "parts")
-    exported = export(run, str(folder / "model"), best_thresholds(parts, source, 0.0), source.index.url)
+    thresholds, _ = best_thresholds(val_parts, source, 0.0)
+    exported = export(run, str(folder / "model"), thresholds, source.index.url)
     assert export_onnx(exported) in (None, pytest.approx(0, abs=1e-5))
     return exported.folder
 
@@ -71,7 +77,7 @@ def images(trained, tmp_path_factory) -> Path:
 def evaluated(trained) -> dict[str, dict[str, np.ndarray]]:
     """split → key → the scores that the trainer's own evaluation collects."""
     found: dict[str, dict[str, np.ndarray]] = {}
-    run = open_trained(trained.scl)
+    run, world = open_trained(trained.scl), World(torch.device("cpu"))
     for split in ("val", "test"):
         source = ShardSource.load(str(trained.data / split), "labels", None)
         collected: list[np.ndarray] = []
@@ -81,12 +87,12 @@ def evaluated(trained) -> dict[str, dict[str, np.ndarray]]:
                 collected.append(scores.numpy().copy())
                 super().add(scores, targets, keep, ordinals)
 
-        world = World(torch.device("cpu"))
         unwatched = SimpleNamespace(beat=lambda where: None)  # a watchdog needs peers
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(evaluation, "ScoreCollector", Recorder)
             model = load_model(run, source, world.device)
-            evaluation.evaluate(model, source, run.config, world, unwatched, split)
+            evaluation.evaluate(model, source, run.config, world, unwatched, split,
+                                lambda source, plan: evaluation.eval_stream(source, plan, run.config, world))
         keys = [key for shard in range(len(source.index.shards)) for key in source.index.members(shard).keys]
         found[split] = dict(zip(keys, np.concatenate(collected), strict=True))
     return found
@@ -111,19 +117,19 @@ def test_predictions_equal_the_evaluation(model, images, evaluated, capsys):
         np.testing.assert_allclose([scores[str(c)] for c in range(10)], evaluated["test"][key], atol=1e-5)
 
 
-def test_thresholds_are_the_best_on_the_validation_set(model, trained, evaluated, images, capsys):
+def test_thresholds_are_the_best_on_the_validation_set(model, val_parts, trained, evaluated, images, capsys):
     """No other score of any validation image gives a better F1; predictions are what reaches its threshold."""
     source = ShardSource.load(str(trained.data / "val"), "labels", None)
     truth = np.concatenate([source.sidecar.labels(s).dense(10) for s in range(len(source.index.shards))]) == 1
-    scores = np.stack(list(evaluated["val"].values()))
+    # Thresholds are scores of their own pass: another one (other batches) has the same scores but for rounding.
+    scores = np.concatenate([part["scores"] for _, part in val_parts.read_all(list(shard_rows(source)))])
+    np.testing.assert_allclose(scores, np.stack(list(evaluated["val"].values())), atol=1e-6)
     exported = Exported.load(model)
     assert exported.classes == source.index.classes
     assert exported.thresholds is not None
     for c in range(10):
         best = max(f1(scores[:, c], truth[:, c], limit) for limit in scores[:, c])
-        # The threshold is a score of another pass over the same images: the same but for rounding.
-        near = [limit for limit in scores[:, c] if abs(limit - exported.thresholds[c]) < 1e-6]
-        assert max(f1(scores[:, c], truth[:, c], limit) for limit in near) == pytest.approx(best)
+        assert f1(scores[:, c], truth[:, c], exported.thresholds[c]) == best
     for key, line in predict(capsys, model, str(images)).items():
         limits = exported.thresholds
         expected = {str(c) for c in range(10) if evaluated["test"][key][c] >= limits[c]}
@@ -140,10 +146,10 @@ def test_corrupt_samples_are_judged(trained, tmp_path):
     with pytest.raises(UserError, match=r"1 of 60 samples of .* cannot be decoded.*max_bad_fraction"):
         best_thresholds(parts, source, 0.01)
     read = dict(parts.read_all(list(shard_rows(source))))
-    assert read[0]["rows"].tolist() == [row for row in range(int(source.rows[0])) if row != 4]
+    assert read[0]["rows"].tolist() == [row for row in range(int(source.counts[0])) if row != 4]
     scores = np.concatenate([part["scores"] for part in read.values()])
     truth = np.concatenate([source.sidecar.labels(s).dense(10, part["rows"]) for s, part in read.items()]) == 1
-    for c, limit in enumerate(best_thresholds(parts, source, 0.02)):
+    for c, limit in enumerate(best_thresholds(parts, source, 0.02)[0]):
         assert f1(scores[:, c], truth[:, c], limit) == max(f1(scores[:, c], truth[:, c], s) for s in scores[:, c])
 
 
@@ -165,11 +171,40 @@ def test_feature_models_reach_onnx(tmp_path):
     from safetensors.torch import save_file
 
     save_file(weights.state_dict(), tmp_path / "model.safetensors")
-    exported = Exported(str(tmp_path), ["a", "b", "c"], [], SIGMOID, None, {}, architecture,
+    exported = Exported(str(tmp_path), ["a", "b", "c"], [], SIGMOID, None, None, {}, architecture,
                         file_digest(str(tmp_path / "model.safetensors")), {})
     exported.save()
     assert export_onnx(Exported.load(str(tmp_path))) in (None, pytest.approx(0, abs=1e-6))
     assert main(["predict", str(tmp_path), str(tmp_path)]) == 2
+
+
+def test_calibrated_probabilities_travel_with_the_model(model, val_parts, trained, images, evaluated, tmp_path, capsys):
+    """labels.json, predict and ONNX give the same curves; the thresholds judge scores, --threshold probabilities."""
+    run, source = open_trained(trained.scl), ShardSource.load(str(trained.data / "val"), "labels", None)
+    thresholds, calibration = best_thresholds(val_parts, source, 0.0)
+    exported = export(run, str(tmp_path / "model"), thresholds, source.index.url, calibration)
+    assert export_onnx(exported) in (None, pytest.approx(0, abs=1e-5))
+    body = json.loads((tmp_path / "model" / "labels.json").read_text())
+    curves = np.array([[entry["slope"], entry["offset"]] for entry in body["classes"]])
+    assert (curves[:, 0] > 0).all()
+    scores = np.stack(list(evaluated["test"].values())).astype(np.float64)
+    expected = 1 / (1 + np.exp(-(curves[:, 0] * np.log(scores / (1 - scores)) + curves[:, 1])))
+    plain, found = (predict(capsys, folder, str(images), "--top", "10") for folder in (model, exported.folder))
+    for i, key in enumerate(evaluated["test"]):
+        assert (plain[key]["calibrated"], found[key]["calibrated"]) == (False, True)
+        given = {entry["class"]: entry["probability"] for entry in found[key]["top"]}
+        np.testing.assert_allclose([given[str(c)] for c in range(10)], expected[i], atol=1e-4)
+        assert {e["class"] for e in found[key]["predicted"]} == {e["class"] for e in plain[key]["predicted"]}
+    for line in predict(capsys, exported.folder, str(images), "--top", "10", "--threshold", "0.4").values():
+        assert line["predicted"] == [entry for entry in line["top"] if entry["probability"] >= 0.4]
+    assert main(["predict", model, str(sorted(images.iterdir())[0])]) == 0
+    assert "uncalibrated: scores rank images" in capsys.readouterr().err
+    assert "uncalibrated" in json.loads(Path(model, "labels.json").read_text())["calibration"]
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(exported.folder + "/model.onnx", providers=["CPUExecutionProvider"])
+    paths = [path for path in images.iterdir() if path.stem == next(iter(evaluated["test"]))]
+    inputs = np.stack([exported.prepare(decode_image(path.read_bytes())).numpy() for path in paths])
+    np.testing.assert_allclose(session.run(["calibrated"], {"inputs": inputs})[0], expected[:1], atol=1e-3)
 
 
 def test_heatmaps_and_bad_images(model, images, tmp_path, capsys):
@@ -184,7 +219,7 @@ def test_heatmaps_and_bad_images(model, images, tmp_path, capsys):
     assert len(printed.out.splitlines()) == 3
     assert "broken.jpg" in printed.err
     with Image.open(out) as picture:
-        assert picture.size == (5 * 128, 3 * 142)
+        assert picture.size == (5 * 152, 3 * 180)
     assert main(["predict", model, str(tmp_path / "none.jpg")]) == 2
     (tmp_path / "empty").mkdir()
     assert main(["predict", model, str(tmp_path / "empty")]) == 2

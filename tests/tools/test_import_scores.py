@@ -14,6 +14,7 @@ from lacuna import state_store
 from lacuna.data_pipelines.index import ShardIndex
 from lacuna.data_pipelines.subsets import Subset
 from lacuna.tools.cli import main
+from lacuna.tools.import_scores import new_store
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +150,12 @@ def test_a_subset_may_be_all_that_the_table_has(index, table, tmp_path, capsys):
     assert main(command) == 2
     assert main([*command, "--subset", "train"]) == 0
     np.testing.assert_array_equal(stored(tmp_path / "store"), (expected * mask[:, None]).astype(np.float16))
+
+
+def test_a_store_that_a_kill_left_without_its_last_file_is_used(index, tmp_path):
+    """The copy of the schema comes before the group's own metadata: a kill in between made the next import fail."""
+    fields = [state_store.Field("scores", (3,), "float16")]
+    new_store(str(tmp_path / "store"), index, fields)
+    (tmp_path / "store" / "zarr.json").unlink()
+    assert new_store(str(tmp_path / "store"), index, fields).snapshots() == []
+    assert (tmp_path / "store" / "zarr.json").exists()

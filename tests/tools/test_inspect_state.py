@@ -29,11 +29,11 @@ def run(digit_shards, tmp_path_factory) -> tuple[str, ShardIndex]:
     index = ShardIndex.load(str(digit_shards / "train"))
     # As in training: the fingerprint names the label sidecar too.
     fingerprint = f"{index.fingerprint}-{Sidecar.load(index, 'labels').fingerprint}-"
-    store = state_store.create(str(folder / "state"), index.rows, fingerprint, FIELDS)
+    store = state_store.create(str(folder / "state"), index.counts, fingerprint, FIELDS)
     with store.session(store.begin_launch(), budget=10**7, initials={"heat": lambda s: _heat(index, s)}) as session:
         for shard in set(range(len(index.shards))) - {3}:
             session.lease(shard)
-            rows = np.arange(index.shards[shard].rows)
+            rows = np.arange(index.shards[shard].count)
             where = np.full(len(rows), shard), rows
             session.scatter("score", *where, ((rows[:, None] + 7 * np.arange(L)) % 256).astype(np.uint8))
             session.scatter("heat", *where, np.full((len(rows), L, W, W), 51, np.uint8))
@@ -50,7 +50,7 @@ def run(digit_shards, tmp_path_factory) -> tuple[str, ShardIndex]:
 
 
 def _heat(index: ShardIndex, shard: int) -> np.ndarray:
-    return np.zeros((index.shards[shard].rows, L, W, W), np.float32)
+    return np.zeros((index.shards[shard].count, L, W, W), np.float32)
 
 
 def inspect(capsys, *arguments: str) -> dict:
@@ -64,14 +64,14 @@ def test_overview_equals_the_store(run, capsys):
     assert facts == inspect(capsys, folder + "/state", "--values", "--histograms", "2")
     assert (facts["rows"], facts["shards"], facts["snapshot"]) == (index.samples, len(index.shards), "end")
     fields = {field["name"]: field for field in facts["fields"]}
-    written = index.samples - index.shards[3].rows
+    written = index.samples - index.shards[3].count
     assert fields["score"]["written"] == len(index.shards) - 1
     assert fields["score"]["logical_bytes"] == written * L
     assert fields["heat"]["values"] == {"smallest": pytest.approx(0.2), "mean": pytest.approx(0.2),
                                         "largest": pytest.approx(0.2)}
     assert fields["heat"]["ratio"] > 10, "a constant compresses"
     # The naive histogram of class 2, with the rows that were never written at 0.
-    codes = np.concatenate([(np.arange(s.rows) + 14) % 256 if i != 3 else np.zeros(s.rows, int)
+    codes = np.concatenate([(np.arange(s.count) + 14) % 256 if i != 3 else np.zeros(s.count, int)
                             for i, s in enumerate(index.shards)])
     expected = np.bincount(codes // 16, minlength=16)
     assert facts["histograms"]["score"]["classes"] == {index.classes[2]: expected.tolist()}

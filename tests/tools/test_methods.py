@@ -42,14 +42,37 @@ def test_what_is_said_about_some(capsys):
 def test_text_and_unknown_names(capsys):
     assert main(["methods"]) == 0
     text = capsys.readouterr().out
-    assert all(f"\n{name}\n" in "\n" + text for name in METHODS)
+    rows = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    assert all(name in rows for name in METHODS)
+    assert "Cole et al. 2021" in rows["role"]
+    assert "968  whole-batch, state" in rows["role"]
+    assert rows["an"].endswith("–  nothing")
     assert max(map(len, text.splitlines())) <= 120
     assert main(["methods", "ls"]) == 0
     text = capsys.readouterr().out
     assert "temperature (required)" in text
     assert "soft_exposure:openimages_v5_ls 7" in text
+    assert main(["methods", *METHODS]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n{name}\n" in "\n" + text for name in METHODS)
+    assert max(map(len, text.splitlines())) <= 120
     assert main(["methods", "csll"]) == 2
     assert "did you mean 'csl'" in capsys.readouterr().err
+
+
+def test_methods_by_family_and_by_what_they_need(capsys):
+    def chosen(*words: str) -> list[str]:
+        assert main(["methods", "--json", *words]) == 0
+        return [entry["name"] for entry in json.loads(capsys.readouterr().out)]
+
+    assert chosen("--family", "cole") == ["bce", "bce_ls", "iu", "iun", "an", "an_ls", "wan", "epr", "pr"]
+    assert set(chosen("--family", "verelst", "--needs", "images")) == {"an_scl", "en_scl", "ep_scl", "epr_scl"}
+    assert set(chosen("--needs", "neighbors")) == {"se_i", "se_l", "se"}
+    assert chosen("ls", "an", "--needs", "nothing") == ["an"], "ls has a setting without a default"
+    for words, message in ((["--family", "colle"], "there is no such family; there are: cole"),
+                           (["--needs", "time"], "write one of full-labels")):
+        assert main(["methods", *words]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_the_methods_page_has_every_method_and_every_paper_of_the_fields_list(capsys):
@@ -64,7 +87,7 @@ def test_the_methods_page_has_every_method_and_every_paper_of_the_fields_list(ca
         assert f"{entry['bytes_per_sample']['9600']:,}" in row or not entry["state"]
         assert all(need.partition(" (")[0] in row for need in entry["needs"]), f"{name} needs {entry['needs']}"
     rows = [line for line in papers.splitlines() if line.startswith("| [")]
-    assert len(rows) == 43
+    assert len(rows) == 45
     named = {name for row in rows for name in re.findall(r"`([a-z0-9_]+)`", row.rsplit("|", 2)[1])}
     assert {"role", "ll_cp", "em_apl", "lac", "ignore", "crisp", "mime", "aevlp", "gr", "hill", "en", "vlpl"} <= named
     assert named <= METHODS.keys(), "a row names a method that is not there"

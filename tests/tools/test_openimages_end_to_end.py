@@ -91,7 +91,7 @@ def test_openimages(world, tmp_path, capsys, monkeypatch):
     }))
     capsys.readouterr()
     with ray_room(PoolSettings(workers=2)):
-        command = ["csl", str(config), "--num-ranks", "2", "--json"]
+        command = ["csl", str(config), "--ranks", "2", "--json"]
         assert main(command) == 0
         found = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert main(command) == 0  # everything is there: nothing is trained or scored again

@@ -120,7 +120,7 @@ def test_trained_model_is_the_best_checkpoint(trained, job, expected):
     part = Parts(str(expected), job.fingerprint).read(0)
     assert np.array_equal(scores, part["scores"])
     assert bad_of(part) == []
-    assert np.array_equal(facts["rows"], np.arange(job.source.index.shards[0].rows))
+    assert np.array_equal(facts["rows"], np.arange(job.source.index.shards[0].count))
 
 
 def test_bad_checkpoints(job, tmp_path):

@@ -126,3 +126,20 @@ def test_every_phase_has_its_own_time(shards, tmp_path, capsys):
     assert planned["seconds"]["run"] == pytest.approx(4 * head * steps[0] + 2 * whole * steps[1])
     weights = 11.2e6 * 4
     assert planned["disk"]["checkpoint"] > 2.9 * weights, "the second phase's optimizer is in its checkpoints"
+
+
+def test_a_cache_is_counted_and_refused_when_it_does_not_fit(shards, tmp_path, capsys):
+    path = str(config(shards, tmp_path))
+    cached = ["--seconds", "0", "phases.0.trainable=head", "phases.0.cache={views: 2}"]
+    code, found = plan(capsys, path, *cached)
+    row = 20 + 2 * 128 * 8 * 8  # flags and box; half-precision maps of lacuna:tiny at 32 px
+    assert code == 0
+    assert found["caches"] == [{"phase": "all", "cut": "feature maps", "shape": [128, 8, 8], "views": 2,
+                                "bytes_per_sample": row, "bytes": 2 * 1500 * row, "bytes_there": 0}]
+    code, found = plan(capsys, path, *cached, "train.cache_budget_gb=0.01")
+    assert (code, len(found["problems"])) == (1, 1)
+    assert "2 views (training, validation, test) take 0.049 GB, 16.4 kB per sample" in found["problems"][0]
+    assert "train.cache_budget_gb allows 0.01" in found["problems"][0]
+    code, found = plan(capsys, path, *cached, "train.state_budget_mb=2")
+    assert code == 1
+    assert any("of what phase 'all' caches, a rank leases" in problem for problem in found["problems"])

@@ -58,8 +58,10 @@ def test_evaluation_ranks_by_probabilities(run, trained, logits):
         return 100 * float(np.mean([average_precision_score(truth[:, c], scores[:, c]) for c in range(10)]))
 
     reported = json.loads(Path(run, "results.json").read_text())["test"]["map"]
-    # A model of two epochs has scores that differ by rounding alone: batches of another size may swap a few of them.
-    assert reported == pytest.approx(mean_precision(softmax(every)), abs=0.05)
+    # Batches of another size round otherwise, and a model of two epochs has scores that differ by that alone: the
+    # mean lies between the two that rounding against and for every positive would give. Without near ties they meet.
+    scores = softmax(every)
+    assert mean_precision(scores - 1e-7 * truth) - 1e-9 <= reported <= mean_precision(scores + 1e-7 * truth) + 1e-9
     assert abs(reported - mean_precision(every)) > 0.1  # ranking by logits is something else
 
 
@@ -100,7 +102,7 @@ def test_the_report_says_that_scores_only_rank(run, trained, capsys):
     absent = json.loads(capsys.readouterr().out)["absent"]
     (entry,) = [entry for entry in absent if entry["what"] == "probabilities of single classes"]
     assert entry["run"] == "softmax"
-    assert "add up to 1" in entry["why"]
+    assert "depends on the image's other classes" in entry["why"]
 
 
 def test_thresholds_of_other_scores_are_refused(tmp_path):

@@ -24,7 +24,7 @@ FIELDS = [Field("ema", (10,), "uint8", Constant(0.2), range=(0, 1), histogram=Tr
 def trained(digit_shards, tmp_path) -> tuple[str, ShardIndex]:
     """A store over the digit scenes in which every row holds a number made from its key."""
     index = ShardIndex.load(str(digit_shards / "train"))
-    store = state_store.create(str(tmp_path / "state"), index.rows, index.fingerprint, FIELDS)
+    store = state_store.create(str(tmp_path / "state"), index.counts, index.fingerprint, FIELDS)
     with store.session(store.begin_launch(), budget=10**7) as session:
         for shard in range(len(index.shards)):
             session.lease(shard)
@@ -62,6 +62,25 @@ def test_listing_and_checking(trained, capsys):
     assert "Needed by: end" in out
 
 
+def test_a_run_is_as_good_as_its_store(trained, tmp_path, capsys, monkeypatch):
+    """`export RUN` finds the store, the samples' names and a place by itself."""
+    url, index = trained
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text(json.dumps({
+        "name": "mine", "data": {"train": {"url": index.url}}, "method": {"name": "en"},
+        "phases": [{"name": "one", "epochs": 1, "batch": 8, "lr": 0.1}]}))
+    for words in (["--format", "npz"], ["--format", "npz", "--index", index.url, "--to", "stated"]):
+        assert main(["state", "export", str(tmp_path) if "--to" not in words else url, *words]) == 0
+    for path in (tmp_path / "stated").iterdir():
+        one, other = np.load(path), np.load(tmp_path / f"{tmp_path.name}-state" / path.name)
+        assert all(np.array_equal(one[key], other[key]) for key in one.files)
+    assert main(["state", "verify", str(tmp_path)]) == 0
+    capsys.readouterr()
+    Path(url).rename(tmp_path / "moved")
+    assert main(["state", "export", str(tmp_path)]) == 2
+    assert "this run has no per-sample state" in capsys.readouterr().err
+
+
 def test_export_import(trained, tmp_path, capsys):
     """Parquet out and in again by key; Zarr and references for others; messages name what is missing."""
     url, index = trained
@@ -69,7 +88,7 @@ def test_export_import(trained, tmp_path, capsys):
     assert main(["state", "export", url, "--to", out, "--format", "parquet"]) == 2
     assert "--index" in capsys.readouterr().err
     assert main(["state", "export", url, "--to", out, "--format", "parquet", "--index", index.url]) == 0
-    other = state_store.create(str(tmp_path / "other"), index.rows, index.fingerprint, FIELDS)
+    other = state_store.create(str(tmp_path / "other"), index.counts, index.fingerprint, FIELDS)
     assert main(["state", "import", other.url, "--from", out, "--index", index.url, "--name", "back"]) == 0
     assert f"{index.samples} rows imported" in capsys.readouterr().out
     for shard in range(len(index.shards)):
@@ -92,7 +111,7 @@ def test_reshard_follows_the_keys(trained, tmp_path, digit_shards, capsys):
     command = ["state", "reshard", url, "--index", index.url, "--new-index", new.url, "--to", str(tmp_path / "moved")]
     assert main(command) == 0, capsys.readouterr().err
     assert "410 samples moved, 0 are not in" in capsys.readouterr().out
-    store = state_store.open(str(tmp_path / "moved"), new.rows, new.fingerprint, FIELDS)
+    store = state_store.open(str(tmp_path / "moved"), new.counts, new.fingerprint, FIELDS)
     for shard in range(len(new.shards)):
         expected = [number(key) for key in new.members(shard).keys]
         np.testing.assert_array_equal(store.reader("end").read_shard("visits", shard), expected)
@@ -104,7 +123,7 @@ def test_reshard_of_a_training_run(digit_shards, tmp_path, capsys):
     """State made in training names its label sidecar: the moved store is the one that training will ask for."""
     source = ShardSource.load(str(digit_shards / "train"), "labels", None)
     index = source.index
-    store = state_store.create(str(tmp_path / "state"), index.rows, SampleState.fingerprint(source), FIELDS)
+    store = state_store.create(str(tmp_path / "state"), index.counts, SampleState.fingerprint(source), FIELDS)
     with store.session(store.begin_launch(), budget=10**7) as session:
         session.lease(0)
         session.release(0)
@@ -118,7 +137,7 @@ def test_reshard_of_a_training_run(digit_shards, tmp_path, capsys):
     assert main([*command, "--labels", "labels"]) == 0
     assert json.loads(capsys.readouterr().out)["dropped"] == 0
     new = ShardSource.load(str(tmp_path / "new"), "labels", None)
-    state_store.open(str(tmp_path / "moved"), new.index.rows, SampleState.fingerprint(new), FIELDS)
+    state_store.open(str(tmp_path / "moved"), new.index.counts, SampleState.fingerprint(new), FIELDS)
 
 
 def test_migrate_changes_fields(trained, tmp_path, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -36,7 +37,7 @@ def train(table: Path, *words: str) -> launches.Launch:
                            environment(), "/")
 
 
-def test_a_row_is_trained_stopped_and_resumed_on_more_ranks(table):
+def test_a_row_is_trained_stopped_and_resumed_on_more_ranks(table, digit_shards):
     run = table.parent / "tiny"
     launch = train(table, "--ranks", "1", "train.log_every=1")
     launch.wait_until(lambda: len(metrics(run, "train")) >= 3, "step 3")
@@ -44,6 +45,14 @@ def test_a_row_is_trained_stopped_and_resumed_on_more_ranks(table):
     os.kill(launch.process.pid, signal.SIGTERM)
     assert launch.wait() == 0, launch.text()
     assert "stopped as asked" in launch.text()
+    lines = launch.text().splitlines()
+    assert f"data: 410 images of 10 classes in {digit_shards}/train, labels 'labels' (all classes known)" in lines[0]
+    assert "method: epr, k = 2.20 positives per image; model: lacuna:tiny, weights none" in lines[1]
+    steps = re.search(rf"run: {run} on 1 rank \(cpu\), (\d+) steps \(linear 3 × (\d+), all 3 × (\d+)\)", lines[2])
+    assert steps
+    assert int(steps[1]) == 3 * int(steps[2]) + 3 * int(steps[3])
+    assert re.search(rf"linear epoch 1/3 step 2/{steps[2]} loss [\d.]+ lr 1.00e-03, [\d,]+ images/s, 0:[\d:]+ left in "
+                     r"this epoch, about 0:\d\d:\d\d in all$", launch.text(), re.MULTILINE)
     assert not (run / "results.json").exists()
     launch = train(table, "train.log_every=1", "--ranks", "2")
     launch.alone = False
@@ -57,7 +66,9 @@ def test_a_row_is_trained_stopped_and_resumed_on_more_ranks(table):
 def test_the_exit_code_of_the_training_is_passed_on(table, ranks):
     launch = train(table, "data.train.url=/nowhere", "name=lost", "--ranks", str(ranks))
     assert launch.wait() == 2, launch.text()
-    assert "/nowhere" in launch.text()
+    assert launch.text().count("/nowhere/index.json: no such file") == 1, "once, not once per rank"
+    assert "[INFO]" not in launch.text()
+    assert "runner.py" not in launch.text()
 
 
 def test_mistakes_are_said_before_anything_starts(table, capsys):

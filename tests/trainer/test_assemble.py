@@ -30,7 +30,7 @@ def shards(tmp_path_factory):
     source = ShardSource.load(str(folder / "train"), "labels", None)
     rng, masks = np.random.default_rng(0), []
     writer = SidecarWriter(source.index, "mixed", UNKNOWN, {})
-    for shard, rows in enumerate(source.index.rows):
+    for shard, rows in enumerate(source.index.counts):
         full = source.sidecar.labels(shard).dense(source.classes)
         one = np.where(np.cumsum(full == POSITIVE, axis=1) == 1, full, NEGATIVE)
         checked = rng.permutation(rows) < 10
@@ -61,7 +61,7 @@ def test_a_fully_labelled_subset_comes_before_val(shards):
     train = str(shards / "train")
     sources = sources_of(shards, fully_labelled={"url": train, "labels": "mixed", "subset": "checked"})
     k = mean_positives(sources)
-    assert sources["fully_labelled"].rows.sum() == 40
+    assert sources["fully_labelled"].counts.sum() == 40
     assert k == pytest.approx(counted(ShardSource.load(train, "labels", "checked")))
     only_val = mean_positives(sources_of(shards))
     assert only_val == pytest.approx(counted(ShardSource.load(str(shards / "val"), "labels", None)))

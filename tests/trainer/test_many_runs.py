@@ -19,6 +19,7 @@ from lacuna.data_pipelines.labels import POSITIVE
 from lacuna.data_pipelines.packing import Layout, pack
 from lacuna.data_pipelines.readers import imagenet
 from lacuna.state_store.topk import UNTRACKED
+from lacuna.tools.launches import timeless
 from tests.helpers.launching import (
     Launch,
     assert_equal_weights,
@@ -27,7 +28,6 @@ from tests.helpers.launching import (
     losses,
     metrics,
     stored,
-    timeless,
     weights,
 )
 from tests.helpers.run_configs import config
@@ -204,7 +204,7 @@ def test_en_masks_are_the_top_p_of_the_stores_own_scores(folder, single_shards, 
     z = np.concatenate([sidecar.labels(s).dense(len(index.classes)) for s in range(len(index.shards))])
     count = (z == POSITIVE).sum(0)
     quotas = np.clip(np.rint(EN_K * count).astype(int), count, len(z))
-    first = np.concatenate([[0], np.cumsum(index.rows)])
+    first = np.concatenate([[0], np.cumsum(index.counts)])
     records = [np.load(path) for path in sorted((folder / run).glob("selected-*.npz"))]
     assert len(records) == {"en-1": 1, "en-2": 4}[run]
     for epoch in (1, 2):

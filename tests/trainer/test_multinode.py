@@ -20,6 +20,7 @@ import yaml
 from lacuna import state_store
 from lacuna.basics.places import RUN_SCRIPT
 from lacuna.tools import launches
+from lacuna.tools.launches import timeless
 from tests.helpers.launching import (
     ROOT,
     Launch,
@@ -29,7 +30,6 @@ from tests.helpers.launching import (
     losses,
     metrics,
     stored,
-    timeless,
     trace,
     weights,
 )
@@ -79,11 +79,11 @@ def nodes() -> Iterator[Nodes]:
         made.remove()
 
 
-RECIPE = re.search(r"srun bash -c '(.*?)'", (ROOT / "README.md").read_text(), re.DOTALL)
+RECIPE = re.search(r"srun bash -c '(.*?)'", (ROOT / "docs/tutorials/clusters.md").read_text(), re.DOTALL)
 
 
 class NodesLaunch:
-    """The README's recipe for Slurm: one launcher a node, without ssh."""
+    """The recipe for Slurm of docs/tutorials/clusters.md: one launcher a node, without ssh."""
 
     def __init__(self, nodes: Nodes, body: dict, folder: Path):
         self.folder = folder / body["name"]

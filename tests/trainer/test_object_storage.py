@@ -13,10 +13,13 @@ from safetensors.torch import load
 
 from lacuna import state_store
 from lacuna.basics import storage
+from lacuna.tools.bench import s3_stand_in
+from lacuna.tools.launches import timeless
 from lacuna.tools.passes.trained import open_trained, read_weights
 from lacuna.trainer.run_folder import _staging_of
-from tests.helpers.launching import Launch, last_checkpoint, metrics, stored, timeless, weights
+from tests.helpers.launching import Launch, last_checkpoint, metrics, stored, weights
 from tests.helpers.run_configs import en_scl_config
+from tests.helpers.small_runs import body, make_data
 
 FAULTS = {"500": 0.02, "503": 0.03, "truncate": 0.03, "lost": 0.02, "slow": 0.01}
 
@@ -138,3 +141,32 @@ def test_wrong_credentials_are_said(s3, single_shards, folder):
     assert "AWS_SECRET_ACCESS_KEY" in launch.text()
     assert "not-the-secret" not in launch.text()
     assert "Traceback" not in launch.text()
+
+
+def test_an_outage_is_said_while_it_lasts_and_without_a_librarys_traceback(tmp_path):
+    """A server that answers 503 to everything: the run says so, goes on when it is over, and stops when it is asked."""
+    make_data(tmp_path)
+    process, port = s3_stand_in.start("lacuna.tools.bench.failing_s3")
+    try:
+        config = body(tmp_path, "run")
+        config["phases"][0]["epochs"] = 5000
+        launch = Launch({**config, "run_folder": "s3://bucket/runs"}, tmp_path, 1,
+                        f"train.staging={tmp_path / 'staging'}", **s3_stand_in.variables(port))
+        try:
+            launch.wait_until(lambda: "epoch 2/" in launch.text(), "it trains")
+            process.send_signal(signal.SIGUSR1)
+            launch.wait_until(lambda: "trying again" in launch.text() or "still waiting" in launch.text(),
+                              "the outage was said")
+            process.send_signal(signal.SIGUSR2)
+            lines = launch.text().count(" loss ")
+            launch.wait_until(lambda: launch.text().count(" loss ") > lines + 6, "it goes on")
+            launch.signal_all(signal.SIGTERM)
+            assert launch.wait() == 0, launch.text()[-3000:]
+        finally:
+            launch.signal_all(signal.SIGKILL)
+        assert "stopped as asked" in launch.text()
+        for words in ("Traceback", "never retrieved", "botocore.exceptions"):
+            assert words not in launch.text(), launch.text()[-5000:]
+    finally:
+        process.kill()
+        process.wait(60)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lacuna.tools.launches import timeless
 from tests.helpers.launching import (
     Launch,
     assert_equal_weights,
@@ -21,7 +22,6 @@ from tests.helpers.launching import (
     losses,
     metrics,
     optimizer_tensors,
-    timeless,
     trace,
     weights,
 )

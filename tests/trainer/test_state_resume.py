@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.launching import Launch, assert_equal_weights, losses, metrics, stored, timeless
+from lacuna.tools.launches import timeless
+from tests.helpers.launching import Launch, assert_equal_weights, losses, metrics, stored
 from tests.helpers.run_configs import METHODS, method_config
 
 

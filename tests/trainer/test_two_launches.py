@@ -10,12 +10,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lacuna.basics import fence
 from lacuna.basics.fence import Fence, Hold, LostLaunch
-from lacuna.tools.launches import read_trace
+from lacuna.tools.launches import read_trace, timeless
 from lacuna.trainer.config.sections import parse_config
 from lacuna.trainer.run_folder import RunFolder
 from lacuna.trainer.run_log import RunLog, metric_lines
 from lacuna.trainer.world import World
-from tests.helpers.launching import Launch, assert_equal_weights, metrics, timeless, trace
+from tests.helpers.launching import Launch, assert_equal_weights, metrics, trace
 from tests.helpers.run_configs import config
 
 BODY = {"name": "run", "data": {"train": {"url": "a"}}, "method": {"name": "an"},
@@ -44,6 +44,24 @@ def recorded(folder) -> tuple:
     bad = [json.loads(line) for line in (folder / "bad_samples.jsonl").read_text().splitlines()]
     return (timeless(metrics(folder)), [(line["step"], line["key"]) for line in bad], read_trace(str(folder)),
             [(event.step, event.value) for event in board.Scalars("train/loss")])
+
+
+def test_copies_that_a_killed_launch_left_half_written_are_removed(tmp_path):
+    """They were taken for traces of ranks that are no more, and their samples counted twice."""
+    killed = opened(tmp_path, 0)
+    train(killed, range(1, 6))
+    killed.close()
+    run = tmp_path / "run"
+    trace_file = (run / "trace" / "rank-0.jsonl").read_text()
+    left = [run / "metrics.jsonl.1a2b3c4d.partial", *(run / "trace" / f"rank-{rank}.jsonl.1a2b3c4d.partial"
+                                                      for rank in (0, 3))]
+    for path in left:
+        path.write_text(trace_file)
+    before = read_trace(str(run))
+    opened(tmp_path, 5).close()
+    assert not any(path.exists() for path in left)
+    assert read_trace(str(run)) == before
+    assert all(len(samples) == 1 for samples in before.values())
 
 
 def test_what_a_lost_launch_wrote_is_dropped(tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ def look_at(pool: Pool, settings: PoolSettings, trained: Trained, source: ShardS
             pieces[key].append(part[key])
         pieces["labels"].append(source.sidecar.labels(shard).dense(source.classes, part["rows"]))
         pieces["shards"].append(np.full(len(part["rows"]), shard))
-    judge_bad(bad, int(source.rows.sum()), trained.config.data.max_bad_fraction, source.index.url)
+    judge_bad(bad, int(source.counts.sum()), trained.config.data.max_bad_fraction, source.index.url)
     if not pieces["rows"]:
         raise UserError(f"{source.index.url}: no sample could be read.")
     if not settings.parts:

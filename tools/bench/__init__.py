@@ -9,14 +9,19 @@ The last line printed is one JSON object: {"bench": NAME, "ratios": {…}, …}.
 from __future__ import annotations
 
 import argparse
-import importlib
+import ast
+import importlib.util
 import json
+import re
 
 from lacuna.basics.errors import UserError
 
 # name → module. A module has `run(quick, args) -> dict` (with the key "ratios") and may have `configure(parser)`.
 BENCHES = {
+    "cache": "lacuna.tools.bench.cache",
     "decode": "lacuna.tools.bench.decode",
+    "device": "lacuna.tools.bench.device",
+    "loop": "lacuna.tools.bench.loop",
     "loss": "lacuna.tools.bench.loss",
     "map": "lacuna.tools.bench.map",
     "memory": "lacuna.tools.bench.memory",
@@ -30,7 +35,17 @@ BENCHES = {
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help=f"which benchmark: {', '.join(BENCHES)}")
+    parser.epilog = "\n".join(["Benchmarks:", *(f"  {name:<9} {_first_sentence(name)}" for name in BENCHES), "",
+                               str(__doc__)])
     parser.add_argument("options", nargs=argparse.REMAINDER, help="--quick and the benchmark's own options")
+
+
+def _first_sentence(name: str) -> str:
+    """Of what a benchmark's module says about itself, read without importing it: help is quick."""
+    found = importlib.util.find_spec(BENCHES[name])
+    with open(str(found and found.origin), encoding="utf-8") as f:
+        text = ast.get_docstring(ast.parse(f.read())) or ""
+    return re.split(r"(?<=\.)\s|\n\n", " ".join(text.split("\n\n")[0].split()))[0]
 
 
 def run(args: argparse.Namespace) -> None:

@@ -117,7 +117,7 @@ def take_turns(contenders: dict[str, Callable[[int], int]], rounds: int,
 
 
 def stream_epoch(source: ShardSource, epoch: int, workers: int, batch: int) -> int:
-    plan = EpochPlan(source.rows, 0, epoch, STREAMS, batch)
+    plan = EpochPlan(source.counts, 0, epoch, STREAMS, batch)
     maker = SampleMaker(Augment(SIZE, crop="random_resized", scale=SCALE, flip=True), 0, epoch)
     with EpochStream(source, plan, plan.rank_streams(0, 1), maker, workers=workers) as stream:
         return sum(len(batch) for batch in stream)

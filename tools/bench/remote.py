@@ -77,8 +77,8 @@ class Measured:
 def _measure(root: str, step_seconds: float) -> Measured:
     """One epoch from `root`/data with state in `root`/state."""
     source = ShardSource.load(storage.join(root, "data"), "labels", None)
-    plan = EpochPlan(source.rows, 1, 0, _STREAMS, _BATCH, open_shards=2)
-    task = Task(source.classes, int(source.rows.sum()), source.sidecar.positives, source.sidecar.negatives, False,
+    plan = EpochPlan(source.counts, 1, 0, _STREAMS, _BATCH, open_shards=2)
+    task = Task(source.classes, int(source.counts.sum()), source.sidecar.positives, source.sidecar.negatives, False,
                 expected_positives=1.2)
     world = World(torch.device("cpu"))
     state = SampleState(storage.join(root, "state"), build_method({"name": "role"}, task),

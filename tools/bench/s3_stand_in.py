@@ -26,19 +26,27 @@ _NAMESPACE = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 @contextmanager
 def serving(latency: float) -> Iterator[dict[str, str]]:
     """A server for the length of the block; the environment variables that lead to it."""
-    process = subprocess.Popen([sys.executable, "-m", "lacuna.tools.bench.s3_stand_in", str(latency)], text=True,
-                               stdout=subprocess.PIPE)
+    process, port = start("lacuna.tools.bench.s3_stand_in", str(latency))
     try:
-        assert process.stdout is not None
-        port = int(process.stdout.readline())
-        yield {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "bench",
-               "AWS_SECRET_ACCESS_KEY": "bench", "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
+        yield variables(port)
     finally:
         process.terminate()
         process.wait(10)
 
 
-class _Handler(BaseHTTPRequestHandler):
+def start(module: str, *arguments: str) -> tuple[subprocess.Popen, int]:
+    """A server of this kind as a process of its own, and its port."""
+    process = subprocess.Popen([sys.executable, "-m", module, *arguments], text=True, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+def variables(port: int) -> dict[str, str]:
+    return {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "bench",
+            "AWS_SECRET_ACCESS_KEY": "bench", "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
+
+
+class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # headers and body leave together: Nagle's wait would be measured otherwise
     latency = 0.0
@@ -79,12 +87,12 @@ class _Handler(BaseHTTPRequestHandler):
             taken = self.headers.get("If-None-Match") == "*" and key in self.objects
             if not taken:
                 self.objects[key] = body
-        self._answer(412 if taken else 200, _error("PreconditionFailed") if taken else b"", _facts(body))
+        self._answer(412 if taken else 200, error("PreconditionFailed") if taken else b"", _facts(body))
 
     def _get(self, key: str) -> None:
         data = self.objects.get(key)
         if data is None:
-            self._answer(404, _error("NoSuchKey"))
+            self._answer(404, error("NoSuchKey"))
             return
         span = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         if span is None:
@@ -127,13 +135,23 @@ def _facts(data: bytes) -> dict[str, str]:
     return {"ETag": f'"{hashlib.md5(data, usedforsecurity=False).hexdigest()}"', "Last-Modified": _TIME}
 
 
-def _error(code: str) -> bytes:
+def error(code: str) -> bytes:
     return f"<Error><Code>{code}</Code><Message>{code}</Message></Error>".encode()
 
 
-if __name__ == "__main__":
-    _Handler.latency = float(sys.argv[1])
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, *_: object) -> None:
+        """Silence: a client that was killed is no fault of the server."""
+
+
+def serve(handler: type[Handler]) -> None:
+    """Until the process is ended; the port is the first line that it prints."""
+    server = _Server(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     print(server.server_address[1], flush=True)
     server.serve_forever()
+
+
+if __name__ == "__main__":
+    Handler.latency = float(sys.argv[1])
+    serve(Handler)

@@ -13,22 +13,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import Image
 
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.labels import UNKNOWN, SparseLabels
 from lacuna.data_pipelines.packing import Layout, pack
 from lacuna.data_pipelines.readers import Dataset, Sample
 from lacuna.data_pipelines.stream import Batch
+from lacuna.tools.bench.noise_pictures import Noise
 from lacuna.trainer import world as worlds
 from lacuna.trainer.assemble import build_run
 from lacuna.trainer.checkpoints.checkpoint import Position
@@ -149,7 +147,7 @@ class Racer:
         self.run: Run = build_run(config, world, watchdog)
         per_row = sum(field.row_bytes for field in self.run.method.fields())
         if per_row:
-            total = per_row * int(self.run.sources["train"].rows.sum())
+            total = per_row * int(self.run.sources["train"].counts.sum())
             self.budget_share = 0.25
             budget = total * self.budget_share / 2**20
             self.run.config = config.model_copy(
@@ -204,23 +202,9 @@ def _config(folder: str, name: str, batch: int, backbone: str):
     }, "bench tax")
 
 
-@dataclass(frozen=True)
-class _Noise:
-    """A small JPEG that costs what a real one costs to decode."""
-
-    seed: int
-
-    def read(self) -> bytes:
-        rng = np.random.default_rng(self.seed)
-        coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
-        buffer = io.BytesIO()
-        coarse.resize((72, 72), Image.Resampling.BICUBIC).save(buffer, "JPEG")
-        return buffer.getvalue()
-
-
 def make_data(folder: str, classes: int, count: int, rows_per_shard: int) -> None:
     """`folder`/data: pictures with one known label each."""
     labels = SparseLabels.from_lists([[i % classes] for i in range(count)], [[]] * count, UNKNOWN)
-    samples = [Sample(f"noise-{i:06d}", _Noise(i), "jpg") for i in range(count)]
+    samples = [Sample(f"noise-{i:06d}", Noise(i), "jpg") for i in range(count)]
     pack(Dataset([str(c) for c in range(classes)], samples, labels, "train"), folder + "/data",
          Layout(streams=1, rows_per_shard=rows_per_shard))

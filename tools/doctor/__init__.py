@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 from lacuna.basics.errors import UserError
+from lacuna.tools.doctor.advisories import advisories
 from lacuna.tools.doctor.finding import OK, PROBLEM, WARNING, Finding
 from lacuna.tools.doctor.machine import accelerators, bf16, file_limit, host_name, processor, shared_memory
 from lacuna.tools.doctor.software import deepspeed_ops, namesake, ray_starts, versions
@@ -49,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
 
 def checks(args: argparse.Namespace) -> list[Callable[[], Iterator[Finding]]]:
     found: list[Callable[[], Iterator[Finding]]] = [
-        versions, namesake, processor, accelerators, bf16, lambda: space(args.folder), shared_memory, file_limit,
-        host_name, deepspeed_ops]
+        versions, advisories, namesake, processor, accelerators, bf16, lambda: space(args.folder), shared_memory,
+        file_limit, host_name, deepspeed_ops]
     if not args.quick:
         found += [lambda: disk_speed(args.folder), ray_starts]
     if args.s3:

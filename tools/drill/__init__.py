@@ -5,6 +5,8 @@ and compares with a run that was left in peace. Every relaunch has to resume to 
   lacuna drill                                      each fault once (about 90 s)
   lacuna drill --rounds 50 --folder /shared/drill   on the storage that the real run will use
   lacuna drill --faults kill freeze --ranks 4 --json
+  lacuna drill --matrix --rounds 50 --folder kept   many short runs under kills: five methods, ZeRO 0 to 2, changing
+                                                    ranks, local disk and a failing S3 server; the same command goes on
 The exit code is 1 if anything was lost, repeated or different.
 """
 
@@ -50,10 +52,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=20, help="train.timeout_seconds of the drill (default 20)")
     parser.add_argument("--folder", help="empty or new folder, on the storage to try (default: a temporary one)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and victims (default 0)")
+    parser.add_argument("--matrix", action="store_true", help="many short runs, each killed often; needs --folder")
+    parser.add_argument("--methods", nargs="+", help="of the matrix (default: role en_cl en_scl em_apl csl)")
+    parser.add_argument("--zero", nargs="+", help="of the matrix: zero0 zero1 zero2 (default: all)")
+    parser.add_argument("--storage", nargs="+", help="of the matrix: local s3 (default: both)")
+    parser.add_argument("--round", type=int, help="play only this round of the matrix, to see a failure again")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.matrix:
+        return _matrix(args)
+    for flag in ("methods", "zero", "storage", "round"):
+        if getattr(args, flag) is not None:
+            raise UserError(f"--{flag} is for the matrix only: add --matrix.")
     unknown = sorted(set(args.faults) - set(FAULTS))
     if unknown:
         raise UserError(f"--faults {unknown[0]}: there are {', '.join(FAULTS)}.")
@@ -80,6 +92,21 @@ def run(args: argparse.Namespace) -> int:
             print(f"{line['fault']:<12} {line['rounds']:>6} {line['detected_after_seconds']:>13.1f} s "
                   f"{line['lost_samples']:>13} {line['duplicated_updates']:>19} {equal}")
     return 0 if good else 1
+
+
+def _matrix(args: argparse.Namespace) -> int:
+    from lacuna.tools.drill import matrix  # torch and what ranks need: seconds
+
+    if not args.folder:
+        raise UserError("--matrix keeps its rounds in a folder, to go on with them later: give --folder.")
+    os.makedirs(args.folder, exist_ok=True)
+    cells = matrix.cells_of(args.methods or list(matrix.METHODS), args.zero or list(matrix.STAGES),
+                            args.storage or list(matrix.STORAGES))
+    drill = matrix.Matrix(os.path.abspath(args.folder), args.seed, cells)
+    lines = drill.rounds(range(args.rounds or 20) if args.round is None else [args.round])
+    report = matrix.summary(lines)
+    print(json.dumps(report) if args.json else matrix.table(report, args.folder, args.seed))
+    return 1 if report["mismatches"] else 0
 
 
 @dataclass
@@ -176,7 +203,7 @@ class Drill:
             yaml.safe_dump(body, f)
 
     def plan(self, epoch: int) -> EpochPlan:
-        return EpochPlan(self.index.rows, mix(0, 0), epoch, _STREAMS, _BATCH, _OPEN)
+        return EpochPlan(self.index.counts, mix(0, 0), epoch, _STREAMS, _BATCH, _OPEN)
 
     def rounds(self, faults: list[str], count: int) -> list[Outcome]:
         """Every fault in turn, in a random order, in runs of a few rounds each; each run is trained to its end."""

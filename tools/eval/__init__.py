@@ -11,6 +11,8 @@ Protocols:
   real         ImageNet's validation set with ReaL's label sets: top-1, top-5, ReaL top-1, mAP also by number of labels
                (images with an empty set count for the original top-k only)
   openimages, lvis   verified labels only: mAP(C), mAP(O) over classes with a positive and a negative, in 5 groups
+ECE (multilabel): how far scores are from how often they are right, in 15 equal bins of every class, mean over classes,
+for the scores as they are and, with --val, calibrated there: a rising curve per class, which changes no ranking.
 Prediction files: scores.npy [N, L]; or the k best classes of every row, sorted or not: classes.npy scores.npy [N, k];
 or a .npz or .parquet with `scores` (and `classes`, `key`). Classes that a row does not list count as 0, and the result
 is marked `truncated`. Rows find their labels by name: --rows has a key or file name a line.
@@ -34,6 +36,7 @@ from lacuna.data_pipelines.readers.base import read_lines
 from lacuna.data_pipelines.readers.ground_truth import WNID
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.eval import table as report
+from lacuna.tools.eval.calibration import Calibration
 from lacuna.tools.eval.measure import Measurement, Outcome, near_chance
 from lacuna.tools.eval.pieces import from_parts, from_predictions
 from lacuna.tools.eval.predictions import Predictions, read_predictions
@@ -133,22 +136,24 @@ def _of_trained(trained: Trained, settings: PoolSettings, args: argparse.Namespa
         facts["warnings"] = [f"{trained.run} does not tell its class list any more: only the number was compared"]
     names = (source.index.classes, source.index.class_ids)
     with open_pool(settings) as pool:
-        thresholds = _thresholds(args, names)
+        thresholds, calibration = _thresholds(args, names), None
         if val is not None:
-            chosen = _score(pool, settings, trained, val, None, None).collector.result()
+            known = _score(pool, settings, trained, val, None, None)
+            chosen, calibration = known.collector.result(), known.odds.fit()
             thresholds = chosen.classes.thresholds
             facts["thresholds_from"] = args.val
             _keep_thresholds(args, chosen, names, trained)
-        measured = _score(pool, settings, trained, source, thresholds, real)
+        measured = _score(pool, settings, trained, source, thresholds, real, calibration)
     return _measure(measured, args, source, real is not None and real.originals is not None), names
 
 
 def _score(pool: Pool, settings: PoolSettings, trained: Trained, source: ShardSource, thresholds: np.ndarray | None,
-           real: Truth | None) -> Measurement:
+           real: Truth | None, calibration: Calibration | None = None) -> Measurement:
     rows = shard_rows(source)
     parts = pool.run(ScoreJob(trained, source), rows, settings.folder(trained.run), f"scoring {source.index.url}")
     most_bad = trained.config.data.max_bad_fraction
-    measured = Measurement(source.classes, thresholds).add_all(from_parts(parts, source, most_bad, real))
+    pieces = from_parts(parts, source, most_bad, real)
+    measured = Measurement(source.classes, thresholds, calibration).add_all(pieces)
     if not settings.parts:
         parts.remove(list(rows))
     return measured

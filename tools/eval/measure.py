@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE
+from lacuna.tools.eval.calibration import Calibration, Odds, Reliability
 from lacuna.tools.eval.truth import NO_LABEL
 from lacuna.trainer.metrics.collector import ScoreCollector
 from lacuna.trainer.metrics.measures import RankingResult, f1_counts, mean_f1, topk_accuracy, topk_counts
@@ -41,9 +42,12 @@ class Outcome:
 class Measurement:
     """Takes pieces, one after another, and gives the numbers of a protocol."""
 
-    def __init__(self, classes: int, thresholds: np.ndarray | None = None):
+    def __init__(self, classes: int, thresholds: np.ndarray | None = None, calibration: Calibration | None = None):
         self.collector = ScoreCollector(classes)
-        self.thresholds = thresholds
+        self.thresholds, self.calibration = thresholds, calibration
+        self.odds = Odds(classes)
+        self._as_given, self._calibrated = Reliability(classes), Reliability(classes)
+        self._truncated = False
         self.rows = 0
         self._f1 = np.zeros((3, classes), np.int64)
         self._original = np.zeros(3, np.int64)
@@ -56,6 +60,11 @@ class Measurement:
             if piece.originals is not None:
                 self._original += topk_counts(ranked, _one_hot(piece.originals, piece.targets.shape))
             self._sets += topk_counts(ranked, piece.targets)
+            self._truncated |= piece.ranked is not None
+            self.odds.add(piece.scores, piece.targets)
+            self._as_given.add(piece.scores, piece.targets)
+            if self.calibration is not None:
+                self._calibrated.add(self.calibration(piece.scores), piece.targets)
             if self.thresholds is not None:
                 self._f1 += f1_counts(piece.scores, piece.targets, self.thresholds)
             self.collector.add(piece.scores, piece.targets, ordinals=piece.ordinals)
@@ -66,6 +75,9 @@ class Measurement:
         result = self.collector.result(ungrouped=False)
         numbers = _means(result, ("map", "map_skip_empty"))
         numbers |= self._by_labels(most)
+        if not self._truncated:
+            numbers["ece"] = self._as_given.error()
+            numbers["ece_calibrated"] = self._calibrated.error() if self.calibration is not None else None
         return self._outcome(numbers, result)
 
     def real(self, tops: tuple[int, ...] = (1, 5), originals: bool = True) -> Outcome:

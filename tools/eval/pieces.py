@@ -18,7 +18,7 @@ from lacuna.trainer.evaluate import judge_bad
 
 def from_parts(parts: Parts, source: ShardSource, most_bad: float, real: Truth | None = None) -> Iterator[Piece]:
     """Shard after shard; `real` replaces the sidecar's labels by those of the image's validation number."""
-    first = source.index.rows.cumsum() - source.index.rows
+    first = source.index.counts.cumsum() - source.index.counts
     bad = []
     for shard, part in parts.read_all(list(shard_rows(source))):
         bad += bad_of(part)
@@ -34,7 +34,7 @@ def from_parts(parts: Parts, source: ShardSource, most_bad: float, real: Truth |
             chosen = np.array([_number(keys[row], len(real.keys), source.index.shard_url(shard)) for row in rows]) - 1
             originals = None if real.originals is None else real.originals[chosen]
             yield Piece(part["scores"], real.labels.dense(source.classes, chosen), ordinals, originals)
-    judge_bad(bad, int(source.rows.sum()), most_bad, source.index.url)
+    judge_bad(bad, int(source.counts.sum()), most_bad, source.index.url)
 
 
 def from_predictions(predictions: Predictions, truth: Truth, rows: np.ndarray) -> Iterator[Piece]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lacuna.basics.errors import UserError
+from lacuna.basics.unpacking import check_archive, check_parquet
 
 BATCH_ROWS = 512
 _FORMS = "scores.npy, classes.npy scores.npy, a .npz with `scores` (and `classes`), or a .parquet with such columns"
@@ -88,6 +89,7 @@ def _read(where: str, paths: list[str]) -> Predictions:
     if len(paths) == 1 and paths[0].endswith(".npy"):
         return _checked(where, np.load(paths[0], allow_pickle=False), None, None)
     if len(paths) == 1 and paths[0].endswith(".npz"):
+        check_archive(paths[0])
         with np.load(paths[0], allow_pickle=False) as archive:
             return _checked(where, *(archive.get(name) for name in ("scores", "classes", "keys")))
     if len(paths) == 1 and paths[0].endswith(".parquet"):
@@ -132,6 +134,7 @@ def _parquet(path: str) -> tuple[np.ndarray | None, np.ndarray | None, list[str]
     import pyarrow as pa
     from pyarrow import parquet
 
+    check_parquet(path, parquet.read_metadata(path))
     table = parquet.read_table(path)
 
     def matrix(name: str) -> np.ndarray | None:

@@ -15,6 +15,7 @@ _NAMES = {
     "map_ll": "mAP, annotated classes without positives as 0", "map": "mAP, empty classes as 0",
     "map_skip_empty": "mAP, empty classes left out", "mf1": "mF1, given thresholds, empty classes as 0",
     "mf1_skip_empty": "mF1, given thresholds", "best_mf1": "best mF1 (thresholds chosen on this very set), empty as 0",
+    "ece": "calibration error (ECE) of the scores as they are", "ece_calibrated": "ECE, calibrated on --val",
     "best_mf1_skip_empty": "best mF1 (thresholds chosen on this very set)",
 }
 

@@ -125,8 +125,8 @@ def shard_truth(source: ShardSource) -> Truth:
     keys: list[str] = []
     positives: list[np.ndarray] = []
     negatives: list[np.ndarray] = []
-    for shard in np.flatnonzero(source.rows):
-        used = range(source.index.shards[shard].rows) if source.subset is None else (
+    for shard in np.flatnonzero(source.counts):
+        used = range(source.index.shards[shard].count) if source.subset is None else (
             np.flatnonzero(source.subset.mask(shard)).tolist())
         names, labels = source.index.members(int(shard)).keys, source.sidecar.labels(int(shard))
         keys += [names[row] for row in used]

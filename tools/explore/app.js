@@ -1,141 +1,177 @@
-"use strict";
-// One state, one function that draws it. Names from data are written with textContent only.
-const at = (id) => document.getElementById(id);
-const PAGE = 60;
-const state = { view: "missing", cls: "all", items: [], total: 0, place: 0, heat: false, heatClass: null, sample: null };
-let about = null;
+// One state, one function that draws it; keys and buttons change the state at once, and decisions go out in a queue.
+// Names from data are written with textContent only.
+import * as place from "./place.js";
+import * as talk from "./talk.js";
+import { Sheet, element } from "./sheet.js";
+import { Single } from "./single.js";
 
-function element(tag, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
-}
+// 20 keys a second for 5 seconds: so far ahead the list is fetched.
+const at = (id) => document.getElementById(id), PAGE = 120, AHEAD = 100;
+const state = { ...place.read(), items: [], total: 0, next: 0, decided: null, counts: null, recent: null };
+let about = null, sheet = null, single = null, loading = null, waiting = false;
 
-async function ask(path, body) {
-  const options = body ? { method: "POST", headers: { "X-Lacuna": "1", "Content-Type": "application/json" }, body: JSON.stringify(body) } : {};
-  const answer = await fetch(path, options), found = await answer.json();
-  if (!answer.ok) throw new Error(found.error);
-  return found;
-}
-
-function say(text) { at("message").textContent = text; }
-
-// One thing at a time: a key pressed while the next sample is on its way must not decide about one that nobody has seen.
-async function guarded(work) {
-  if (document.body.dataset.busy === "yes") return;
-  document.body.dataset.busy = "yes";
-  try { await work(); } catch (error) { say(error.message); }
-  document.body.dataset.busy = "no";
-}
+const say = (text) => { at("message").textContent = text; };
+const index = () => Math.max(0, state.items.findIndex((item) => item.place >= state.place));
+const current = () => state.items[index()];
 
 async function start() {
-  about = await ask("api/overview");
+  about = await talk.ask(`api/overview?${new URLSearchParams({ who: talk.who() })}`);
   at("run").textContent = about.run;
   at("facts").textContent = `${about.samples.toLocaleString()} samples, labels ${about.labels}; beliefs: ${about.origin}`;
   at("classes").append(row("all", "all classes", ""), ...about.classes.map((c, i) => row(i, c.name, c.annotated)));
-  decided(about.counts);
-  await load("missing", "all");
+  at("who").value = talk.who();
+  at("heat").hidden = !about.heatmaps;
+  [state.counts, state.recent] = [about.counts, about.recent];
+  const does = { select, decide, say, open: (to) => { select(to); mode("one"); }, heat: (on) => { state.heat = on; draw(); } };
+  [sheet, single] = [new Sheet(at("sheet"), about, does), new Single(about, does)];
+  talk.listen(answered, (error) => say(error.refused ? error.message : `Not saved yet (${error.message}); trying again.`));
+  await load(state.view, state.cls, state.place);
   document.body.dataset.ready = "yes";
 }
 
 function row(id, name, count) {
-  const made = element("div", { className: "class" }, element("span", { textContent: name }), element("span", { className: "quiet", textContent: count }));
+  const made = element("button", { type: "button", className: "class" }, element("span", { textContent: name }), element("span", { className: "quiet", textContent: count }));
   made.dataset.id = id;
-  made.onclick = () => guarded(() => load(id === "all" && state.view === "annotated" ? "missing" : state.view, id));
+  made.onclick = () => { fold(true); return load(id === "all" && state.view === "annotated" ? "missing" : state.view, id, 0); };
   return made;
 }
 
-function decided(counts) { at("decided").textContent = `${counts.accept} accepted, ${counts.reject} rejected`; }
-
-async function load(view, cls) {
-  if (view === "annotated" && cls === "all") return say("Choose a class on the left to see its annotated samples.");
-  const found = await ask(`api/list?view=${view}&class=${cls}&start=0&count=${PAGE}`);
-  Object.assign(state, { view, cls, items: found.items, total: found.total, place: 0 });
-  say(found.total ? "" : "Nothing here.");
-  await show();
-}
-
-async function move(step) {
-  const next = state.place + step;
-  if (next < 0 || next >= state.total) return;
-  if (next >= state.items.length) {
-    const more = await ask(`api/list?view=${state.view}&class=${state.cls}&start=${state.items.length}&count=${PAGE}`);
-    state.items.push(...more.items);
-  }
-  state.place = next;
-  await show();
-}
-
-async function decide(word) {
-  const item = state.items[state.place];
-  if (!item) return;
-  const found = await ask("api/decide", { shard: item.shard, row: item.row, class: item.class, decision: word });
-  item.decision = word === "undo" ? null : word;
-  decided(found.counts);
-  if (word === "undo" || state.place + 1 >= state.total) await show();
-  else await move(1);
-}
-
-async function show() {
-  const item = state.items[state.place];
-  state.heatClass = item ? item.class : null;
-  state.sample = item ? await ask(`api/sample?shard=${item.shard}&row=${item.row}`) : null;
+// The list from some entries before the place on, so that one can go back after a reload.
+async function load(view, cls, to) {
+  if (view === "annotated" && cls === "all") return say("Choose a class to see its annotated samples.");
+  try {
+    const found = await talk.list(view, cls, Math.max(0, to - PAGE / 2), PAGE);
+    Object.assign(state, { view, cls, items: found.items, total: found.total, next: found.next, decided: found.decided, counts: found.counts, place: to });
+    if (state.items.length) state.place = (current() && current().place >= to ? current() : state.items.at(-1)).place;
+    say(found.items.length ? "" : found.total ? "Others are at work on what is left here." : "Nothing here.");
+  } catch (error) { say(error.message); }
   draw();
 }
 
-function address(item, side, cls) {
-  return `picture?shard=${item.shard}&row=${item.row}&side=${side}` + (cls === null ? "" : `&class=${cls}`);
+function more() {
+  if (state.next >= state.total || loading) return loading;
+  const { view, cls } = state;
+  loading = talk.list(view, cls, state.next, PAGE).then((found) => {
+    if (view !== state.view || cls !== state.cls) return;
+    state.items.push(...found.items);
+    [state.next, state.total] = [found.items.length ? found.next : found.total, found.total];
+  }).catch((error) => say(error.message)).finally(() => { loading = null; draw(); });
+  return loading;
+}
+
+function select(to) { state.place = to; draw(); }
+
+function move(step) {
+  const next = state.items[index() + step];
+  if (next) select(next.place);
+  else if (step > 0 && more()) {
+    waiting = true;
+    loading.then(() => { waiting = false; if (state.items[index() + 1]) select(state.items[index() + 1].place); });
+  }
+}
+
+function decide(item, word) {
+  if (!item) return;
+  if (about.shared && !talk.who()) { fold(false); at("who").focus(); return say("Several people may be here: give your name first."); }
+  const was = item.decision;
+  item.decision = word === "clear" ? null : word;
+  if (state.decided !== null && ["accept", "reject"].includes(word) && !["accept", "reject"].includes(was)) state.decided += 1;
+  talk.send({ decision: word, shard: item.shard, row: item.row, class: item.class, view: state.view, list_class: state.cls, place: item.place, settles: state.view === "conflicts" });
+}
+
+function vote(word) {
+  if (waiting) return say("The list is on its way.");
+  decide(current(), word);
+  move(1);
+  draw();
+}
+
+function acceptRow() {
+  const row = state.mode === "sheet" ? sheet.row(state.items, current()?.place) : [current()];
+  for (const item of row) if (item && !item.decision) decide(item, "accept");
+  const after = state.items[state.items.indexOf(row.at(-1)) + 1];
+  if (after) select(after.place); else draw();
+}
+
+async function answered(found) {
+  [state.counts, state.recent] = [found.counts, found.recent];
+  const back = found.moved.at(-1);
+  if (back) {
+    const cls = back.list_class === null ? "all" : back.list_class, view = back.view || state.view;
+    const here = (item) => item.shard === back.shard && item.row === back.row && item.class === back.class;
+    if (view !== state.view || cls !== state.cls || !state.items.some(here)) await load(view, cls, back.place);
+    for (const one of found.moved) for (const item of state.items) if (item.shard === one.shard && item.row === one.row && item.class === one.class) item.decision = one.decision;
+    const item = state.items.find(here);
+    if (item) state.place = item.place;
+  }
+  draw();
+}
+
+function mode(name) { state.mode = name; draw(); }
+function fold(closed) {
+  document.body.classList.toggle("open", !closed);
+  at("menu").setAttribute("aria-expanded", String(!closed));
+}
+
+function progress() {
+  const parts = [], { counts, recent } = state;
+  if (state.decided !== null && state.total) parts.push(`${state.decided} of ${state.total} decided here`);
+  if (recent?.answers) parts.push(`in your last ${recent.answers} ${recent.answers === 1 ? "answer" : "answers"} you agreed with the model ${recent.agreed} ${recent.agreed === 1 ? "time" : "times"} (${Math.round((100 * recent.agreed) / recent.answers)} %)`);
+  at("progress").textContent = parts.join("; ");
+  at("decided").textContent = counts ? `${counts.accept} accepted, ${counts.reject} rejected${counts.conflicts ? `, ${counts.conflicts} in conflict` : ""}` : "";
 }
 
 function draw() {
-  for (const button of document.querySelectorAll("[data-view]")) button.classList.toggle("on", button.dataset.view === state.view);
-  for (const one of at("classes").children) one.classList.toggle("on", one.dataset.id === String(state.cls));
-  at("title").textContent = state.cls === "all" ? "all classes" : about.classes[state.cls].name;
-  at("count").textContent = state.total ? `${state.place + 1} of ${state.total}` : "";
-  at("heat").classList.toggle("on", state.heat);
-  at("heat").hidden = !about.heatmaps;
-  at("current").hidden = !state.sample;
-  at("strip").replaceChildren();
-  if (!state.sample) return;
-  const item = state.items[state.place], sample = state.sample;
-  const overlay = state.heat && sample.maps.includes(state.heatClass);
-  if (about.kind === "image") at("picture").src = address(item, 640, overlay ? state.heatClass : null);
-  at("picture").alt = sample.key;
-  at("key").textContent = `${sample.key} (shard ${item.shard}, row ${item.row})`;
-  const score = item.score === null ? "" : ` ${item.score.toFixed(3)}`;
-  at("question").textContent = (["missing", "questions"].includes(state.view) ? `Is this ${item.name}?` : item.name) + score;
-  at("decision").textContent = item.decision ? item.decision + "ed" : "";
-  at("decision").className = item.decision || "";
-  at("labels").textContent = [...sample.positives.map((name) => "+ " + name), ...sample.negatives.slice(0, 20).map((name) => "− " + name)].join(", ") || "none";
-  at("top").replaceChildren(...sample.top.map((one) => {
-    const line = element("li", { className: one.class === state.heatClass ? "on" : "" }, element("b", { textContent: one.score.toFixed(3) }), one.name);
-    line.onclick = () => { state.heatClass = one.class; state.heat = true; draw(); };
-    return line;
-  }));
-  const first = Math.max(0, state.place - 3);
-  at("strip").append(...state.items.slice(first, first + 14).map((other, i) => {
-    const small = element("figure", { className: `${first + i === state.place ? "on" : ""} ${other.decision || ""}` },
-      ...(about.kind === "image" ? [element("img", { src: address(other, 84, null), alt: "" })] : []), element("figcaption", { textContent: other.name }));
-    small.onclick = () => guarded(() => move(first + i - state.place));
-    return small;
-  }));
+  for (const button of document.querySelectorAll("[data-view]")) button.setAttribute("aria-pressed", String(button.dataset.view === state.view));
+  for (const one of at("classes").children) one.setAttribute("aria-pressed", String(one.dataset.id === String(state.cls)));
+  const one = state.mode === "one", item = current();
+  at("mode").textContent = one ? "contact sheet" : "one image";
+  at("title").textContent = state.cls === "all" ? "all classes" : about.classes[state.cls]?.name ?? "";
+  at("count").textContent = item ? `${item.place + 1} of ${state.total}` : "";
+  at("heat").setAttribute("aria-pressed", String(state.heat));
+  at("sheet").hidden = one || !item;
+  at("current").hidden = at("strip").hidden = !one || !item;
+  at("row").hidden = one;
+  progress();
+  if (item) {
+    if (one) single.draw(state, state.items, index());
+    else { sheet.draw(state.items, item.place, state.heat); sheet.reveal(item.place); }
+    place.write(state);
+    if (index() + AHEAD > state.items.length) more();
+  }
 }
 
-const KEYS = { a: () => decide("accept"), r: () => decide("reject"), u: () => decide("undo"), j: () => move(1), k: () => move(-1),
-  ArrowRight: () => move(1), ArrowLeft: () => move(-1), h: () => { state.heat = !state.heat; draw(); } };
-document.onkeydown = (event) => {
-  if (event.target.tagName === "INPUT" || event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key]) return;
-  event.preventDefault();
-  guarded(KEYS[event.key]);
+const KEYS = {
+  a: () => vote("accept"), r: () => vote("reject"), s: () => vote("skip"), A: acceptRow, u: () => talk.send({ decision: "undo" }), y: () => talk.send({ decision: "redo" }),
+  j: () => move(1), k: () => move(-1), ArrowRight: () => move(1), ArrowLeft: () => move(-1),
+  ArrowDown: () => move(state.mode === "sheet" ? Math.min(sheet.columns(), state.items.length - 1 - index()) : 1), ArrowUp: () => move(state.mode === "sheet" ? -Math.min(sheet.columns(), index()) : -1),
+  h: () => { state.heat = !state.heat; draw(); }, Enter: () => mode(state.mode === "one" ? "sheet" : "one"), "?": () => at("help").showModal(),
 };
-for (const [id, key] of Object.entries({ accept: "a", reject: "r", undo: "u", previous: "k", next: "j", heat: "h" })) at(id).onclick = () => guarded(KEYS[key]);
-for (const button of document.querySelectorAll("[data-view]")) button.onclick = () => guarded(() => load(button.dataset.view, state.cls));
-for (const button of document.querySelectorAll("[data-export]")) button.onclick = () => guarded(async () => {
-  const found = await ask("api/export", { kind: button.dataset.export, name: at("sidecar").value.trim() });
-  say(`${found.entries} decisions written: ${found.written}${found.use ? "; train with " + found.use : ""}`);
+document.addEventListener("keydown", (event) => {
+  const typing = ["INPUT", "TEXTAREA", "SELECT"].includes(event.target.tagName), button = event.target.tagName === "BUTTON" && ["Enter", " "].includes(event.key);
+  if (typing || button || event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key] || at("help").open || !about) return;
+  event.preventDefault();
+  // A key that is held down moves on; it decides nothing more than once.
+  if (!event.repeat || !["a", "r", "s", "A", "Enter", "h"].includes(event.key)) KEYS[event.key]();
 });
+for (const [id, key] of Object.entries({ accept: "a", reject: "r", skip: "s", undo: "u", redo: "y", row: "A", previous: "k", next: "j", heat: "h", keys: "?", mode: "Enter" })) at(id).onclick = () => KEYS[key]();
+for (const button of document.querySelectorAll("[data-view]")) button.onclick = () => load(button.dataset.view, state.cls, 0);
+for (const button of document.querySelectorAll("[data-export]")) button.onclick = async () => {
+  try {
+    const found = await talk.ask("api/export", { kind: button.dataset.export, name: at("sidecar").value.trim() });
+    say(`${found.entries} decisions written: ${found.written}${found.use ? "; train with " + found.use : ""}`);
+  } catch (error) { say(error.message); }
+};
 at("search").oninput = () => {
   const wanted = at("search").value.trim().toLowerCase();
-  for (const one of at("classes").children) one.classList.toggle("hidden", !one.textContent.toLowerCase().includes(wanted));
+  for (const one of at("classes").children) one.hidden = !one.textContent.toLowerCase().includes(wanted);
 };
-guarded(start);
+at("who").onchange = () => { talk.callMe(at("who").value.trim().slice(0, 40)); load(state.view, state.cls, state.place); };
+at("menu").onclick = () => fold(document.body.classList.contains("open"));
+addEventListener("hashchange", () => {
+  const wanted = place.read();
+  if (["view", "cls", "mode", "place", "heat"].every((name) => wanted[name] === state[name])) return;
+  [state.mode, state.heat] = [wanted.mode, wanted.heat];
+  load(wanted.view, wanted.cls, wanted.place);
+});
+start().catch((error) => say(error.message));

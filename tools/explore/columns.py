@@ -83,8 +83,8 @@ def build(folder: str, source: ShardSource, beliefs: Beliefs, facts: dict) -> Co
     # Sized by the whole sidecar; a subset fills less, so every class keeps count of its own.
     annotated = np.lib.format.open_memmap(os.path.join(folder, "annotated.npy"), "w+", np.int32, (int(starts[-1]), 2))
     filled = starts[:-1].copy()
-    with Progress(int(source.rows.sum()), "indexing classes", "samples") as meter:
-        for shard in np.flatnonzero(source.rows).tolist():
+    with Progress(int(source.counts.sum()), "indexing classes", "samples") as meter:
+        for shard in np.flatnonzero(source.counts).tolist():
             used = used_rows(source, shard)
             labels = source.sidecar.labels(shard)
             _note_positives(annotated, filled, shard, used, labels.take(used))
@@ -125,7 +125,7 @@ def _note_positives(annotated: np.ndarray, filled: np.ndarray, shard: int, rows:
 def used_rows(source: ShardSource, shard: int) -> np.ndarray:
     """Rows of the shard that take part."""
     if source.subset is None:
-        return np.arange(source.index.shards[shard].rows)
+        return np.arange(source.index.shards[shard].count)
     return np.flatnonzero(source.subset.mask(shard))
 
 

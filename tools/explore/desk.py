@@ -18,13 +18,17 @@ from lacuna.data_pipelines.source import OpenShard, ShardSource
 from lacuna.state_store.chunks import DamagedChunk
 from lacuna.state_store.store import StateStore
 from lacuna.tools.explore.columns import Beliefs, Columns
-from lacuna.tools.explore.decisions import Decisions
-from lacuna.tools.heatmaps import maps_of, overlay
-from lacuna.tools.run_files import while_written
+from lacuna.tools.explore.decisions import Action, Decisions, Entry
+from lacuna.tools.explore.sharing import Sharing
+from lacuna.tools.heatmaps.drawing import overlay
+from lacuna.tools.heatmaps.seen import Looks, maps_of
+from lacuna.tools.run_files import step_of, while_written
 from lacuna.tools.select.questions import read_questions
 
 _KEPT = 8  # shards in memory at a time, of every kind
 _PAGE = 200
+_COUNTED = 20_000  # entries of a list among which decided ones are counted
+_VIEWS = ("missing", "disagree", "annotated", "questions", "conflicts", "second")
 _SIDE = 640
 
 
@@ -36,7 +40,8 @@ class Newest:
         self._open()
 
     def _open(self) -> None:
-        self.reader = self.store.reader(self.store.snapshots()[-1].name)
+        name = self.store.snapshots()[-1].name
+        self.reader, self.step = self.store.reader(name), step_of(name)
 
     def read_shard(self, field: str, shard: int) -> np.ndarray:
         def again() -> np.ndarray:
@@ -51,34 +56,76 @@ class Newest:
 
 class Desk:
     def __init__(self, run: str, source: ShardSource, columns: Columns, beliefs: Beliefs,
-                 heat: Newest | None, decisions: Decisions):
+                 heat: Newest | None, looks: Looks, decisions: Decisions, shared: bool = False):
+        self.looks, self.shared = looks, shared
         self.run, self.source, self.columns, self.decisions = run, source, columns, decisions
-        self.heat = heat
+        self.heat, self.sharing = heat, Sharing(decisions)
         self.opened = Kept(source.open)
         self.believed = Kept(beliefs)
 
-    def overview(self) -> dict[str, Any]:
+    def overview(self, who: str) -> dict[str, Any]:
         index = self.source.index
         found = self.columns.places["missing"]["shard"]
         suggestions = (np.asarray(found) >= 0).sum(axis=1)
         annotated = np.diff(self.columns.starts)
-        return {"run": self.run, "samples": int(self.source.rows.sum()), "kind": index.kind,
+        return {"run": self.run, "samples": int(self.source.counts.sum()), "kind": index.kind,
                 "heatmaps": self.heat is not None, "origin": self.columns.facts["origin"],
                 "labels": self.source.sidecar.name, "counts": self.decisions.counts(),
+                "recent": self.decisions.recent(who), "shared": self.shared,
                 "classes": [{"name": name, "annotated": int(annotated[i]), "missing": int(suggestions[i])}
                             for i, name in enumerate(index.classes)]}
 
-    def page(self, view: str, cls: int | None, start: int, count: int) -> dict[str, Any]:
-        if view not in ("missing", "disagree", "annotated", "questions") or (view == "annotated" and cls is None):
-            raise UserError(f"view {view!r}: legal are missing, disagree, questions, and annotated with a class.")
+    def page(self, view: str, cls: int | None, start: int, count: int, who: str = "") -> dict[str, Any]:
+        """So many entries from a place on that others are not at work on, and the place to go on from."""
+        if view not in _VIEWS or (view == "annotated" and cls is None):
+            raise UserError(f"view {view!r}: legal are {', '.join(_VIEWS)}; annotated needs a class.")
         self._check_class(cls)
         start, count = max(0, start), min(max(1, count), _PAGE)
-        total, items = (self._questions(cls, start, count) if view == "questions"
-                        else self.columns.list(view, cls, start, count))
-        for item in items:
-            item["name"] = self.source.index.classes[item["class"]]
-            item["decision"] = self.decisions.made.get((item["shard"], item["row"], item["class"]))
-        return {"total": total, "start": start, "items": items}
+        shared, items, place = view not in ("conflicts", "second"), list[dict[str, Any]](), start
+        while True:
+            total, found = self._list(view, cls, place, count, who)
+            for item in found:
+                if len(items) == count:
+                    break
+                entry = (item["shard"], item["row"], item["class"])
+                if not shared or self.sharing.take(entry, who):
+                    items.append({**item, "place": place, **self._said(entry, who)})
+                place += 1
+            if not found or len(items) == count:
+                break
+        return {"total": total, "items": items, "next": place, "decided": self._decided(view, cls, who, total),
+                "counts": self.decisions.counts()}
+
+    def _list(self, view: str, cls: int | None, start: int, count: int, who: str) -> tuple[int, list[dict[str, Any]]]:
+        if view == "questions":
+            return self._questions(cls, start, count)
+        if view in ("conflicts", "second"):
+            entries = self.decisions.conflicts() if view == "conflicts" else self.decisions.second_looks(who)
+            entries = [entry for entry in entries if cls is None or entry[2] == cls]
+            return len(entries), [{"shard": s, "row": r, "class": c, "score": None}
+                                  for s, r, c in entries[start : start + count]]
+        return self.columns.list(view, cls, start, count)
+
+    def _said(self, entry: Entry, who: str) -> dict[str, Any]:
+        votes = self.decisions.votes.get(entry, {})
+        return {"name": self.source.index.classes[entry[2]], "decision": votes.get(who),
+                "others": {name or "somebody": word for name, word in votes.items() if name != who}}
+
+    def _decided(self, view: str, cls: int | None, who: str, total: int) -> int | None:
+        """Entries of the list that somebody has decided; None if there are too many to look."""
+        if total > _COUNTED or view in ("conflicts", "second"):
+            return None
+        _, items = self._list(view, cls, 0, total, who)
+        return sum((item["shard"], item["row"], item["class"]) in self.decisions.made for item in items)
+
+    def decide(self, who: str, actions: list[Action]) -> dict[str, Any]:
+        """What the page shows afterwards; of undone and redone votes, where they were made and what holds now."""
+        steps = self.decisions.act(actions)
+        moved = [{"shard": action.entry[0], "row": action.entry[1], "class": action.entry[2], "view": action.view,
+                  "list_class": action.list_class, "place": action.place,
+                  "decision": self.decisions.votes.get(action.entry, {}).get(who)}
+                 for action in (step.action for step in steps) if action.entry is not None]
+        return {"counts": self.decisions.counts(), "recent": self.decisions.recent(who), "moved": moved}
 
     def sample(self, shard: int, row: int) -> dict[str, Any]:
         opened, names = self._open(shard, row), self.source.index.classes
@@ -90,8 +137,8 @@ class Desk:
         maps = sorted(maps_of(self.heat, shard, [row])[0]) if self._has_heat(shard) and self.heat else []
         return {"key": opened.members.keys[row], "positives": [names[i] for i in opened.labels.positives(row)],
                 "negatives": [names[i] for i in opened.labels.negatives(row)], "top": top, "maps": maps[:1000],
-                "decisions": [{"class": c, "name": names[c], "decision": word}
-                              for (s, r, c), word in self.decisions.made.items() if (s, r) == (shard, row)]}
+                "decisions": [{"class": c, "name": names[c], "votes": votes}
+                              for c in range(len(names)) if (votes := self.decisions.votes.get((shard, row, c)))]}
 
     def picture(self, shard: int, row: int, side: int, cls: int | None = None) -> bytes:
         """A JPEG at most so large; with a class, its heatmap laid over."""
@@ -99,21 +146,22 @@ class Desk:
         if self.source.index.kind != "image":
             raise UserError("this dataset holds feature vectors: there is no picture.")
         try:
-            pixels = decode_image(opened.read(row)).permute(1, 2, 0).numpy()
+            image = decode_image(opened.read(row))
         except DecodeError as error:
             raise UserError(f"{opened.members.keys[row]}: {error}.") from None
-        picture = Image.fromarray(pixels)
+        picture = Image.fromarray(image.permute(1, 2, 0).numpy())
         picture.thumbnail((min(side, _SIDE), min(side, _SIDE)))
         if cls is not None:
             self._check_class(cls)
             maps = maps_of(self.heat, shard, [row])[0] if self._has_heat(shard) and self.heat else {}
-            if cls not in maps:
+            if self.heat is None or cls not in maps:
                 raise UserError(f"no heatmap of class {cls} is kept for this sample.")
             # Small images are enlarged: a heatmap over 32 pixels cannot be read.
             if max(picture.size) < 256:
                 scale = 256 / max(picture.size)
                 picture = picture.resize((round(picture.width * scale), round(picture.height * scale)))
-            picture = overlay(picture, maps[cls])
+            seen = self.looks.seen({cls: maps[cls]}, self.heat, shard, row, image, self.heat.step)
+            picture = overlay(picture, seen[cls])
         buffer = io.BytesIO()
         picture.convert("RGB").save(buffer, "JPEG", quality=85)
         return buffer.getvalue()
@@ -137,7 +185,7 @@ class Desk:
 
     def _open(self, shard: int, row: int) -> OpenShard:
         shards = self.source.index.shards
-        if not (0 <= shard < len(shards) and 0 <= row < shards[shard].rows):
+        if not (0 <= shard < len(shards) and 0 <= row < shards[shard].count):
             raise UserError(f"no sample {shard}/{row}: there are shards 0..{len(shards) - 1}.")
         return self.opened.get(shard)
 

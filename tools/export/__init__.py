@@ -1,7 +1,8 @@
 """Makes a model folder from a checkpoint: safetensors, labels.json (names, thresholds, preprocessing) and ONNX.
 
   lacuna export runs/my-run --out model                          the run's best checkpoint
-  lacuna export runs/my-run --out model --val shards/coco14/val  with a threshold a class: the best F1 on these shards
+  lacuna export runs/my-run --out model --val shards/coco14/val  with a threshold per class (the best F1 on these
+                                                                 shards) and a calibration: scores as probabilities
   lacuna export runs/my-run --out model --thresholds t.json      with those of `lacuna eval --thresholds-out t.json`
   lacuna export runs/my-run/checkpoints/step-00012000 --out model --no-onnx
   lacuna export s3://bucket/runs/my-run --out model              a run on object storage; --out may be a URL too
@@ -28,6 +29,7 @@ from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.augment import Augment
 from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.eval.calibration import Calibration
 from lacuna.tools.eval.measure import Measurement
 from lacuna.tools.eval.pieces import from_parts
 from lacuna.tools.eval.thresholds import read_thresholds
@@ -38,8 +40,7 @@ from lacuna.tools.passes.pool import PoolSettings, add_pool_arguments, open_pool
 from lacuna.tools.passes.scoring import ScoreJob, shard_rows
 from lacuna.tools.passes.trained import Trained, held, read_weights
 from lacuna.trainer.methods import score_of
-from lacuna.trainer.models.classifier import Classifier, spatial_side
-from lacuna.trainer.scores import Score
+from lacuna.trainer.models.classifier import spatial_side
 
 _ONNX_TOLERANCE = 1e-3  # of probabilities; other kernels add up in other orders
 
@@ -48,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="RUN|CHECKPOINT", help="run folder (its best checkpoint), or a checkpoint")
     parser.add_argument("--out", required=True, metavar="DIR|URL", help="new folder")
     parser.add_argument("--overwrite", action="store_true", help="replace a model that --out holds")
-    add_val_arguments(parser, "shards with full labels on which thresholds are chosen")
+    add_val_arguments(parser, "shards with full labels on which thresholds are chosen and scores are calibrated")
     parser.add_argument("--thresholds", metavar="FILE", help="of `lacuna eval --thresholds-out`, instead of --val")
     parser.add_argument("--no-onnx", action="store_true", help="leave out model.onnx")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
@@ -71,15 +72,15 @@ def _made(trained: Trained, args: argparse.Namespace) -> dict:
     if not trained.classes:
         raise UserError(f"{trained.run}: its class list is nowhere to be found (classes.json, or its training set).")
     val = val_set(trained, args)
-    thresholds = None if val is None else _thresholds(trained, val, pool_settings(args))
+    thresholds, calibration = (None, None) if val is None else _chosen_on(trained, val, pool_settings(args))
     if args.thresholds:
         thresholds = read_thresholds(args.thresholds, trained.classes, trained.class_ids,
                                      score_of(trained.config.method).rule)
     facts = {"out": args.out, "checkpoint": trained.checkpoint, "classes": len(trained.classes),
              "thresholds": int(np.isfinite(thresholds).sum()) if thresholds is not None else None,
-             "files": [WEIGHTS, LABELS]}
+             "calibrated": calibration is not None, "files": [WEIGHTS, LABELS]}
     with _made_here(args.out) as folder:
-        exported = export(trained, folder, thresholds, args.val or args.thresholds)
+        exported = export(trained, folder, thresholds, args.val or args.thresholds, calibration)
         if not args.no_onnx:
             facts["onnx_difference"] = export_onnx(exported)
             facts["files"].append(ONNX)
@@ -101,13 +102,15 @@ def _made_here(out: str) -> Iterator[str]:
 
 def _text(facts: dict) -> str:
     limits = "no thresholds" if facts["thresholds"] is None else f"thresholds of {facts['thresholds']}"
+    limits += ", calibrated" if facts["calibrated"] else ", uncalibrated (give --val, fully labelled)"
     text = f"{facts['out']}: {', '.join(facts['files'])} of {facts['checkpoint']}, {facts['classes']} classes, {limits}"
     if facts.get("onnx_difference") is not None:
         text += f"; ONNX differs by at most {facts['onnx_difference']:.1e}"
     return text
 
 
-def export(trained: Trained, out: str, thresholds: np.ndarray | None, thresholds_from: str | None) -> Exported:
+def export(trained: Trained, out: str, thresholds: np.ndarray | None, thresholds_from: str | None,
+           calibration: Calibration | None = None) -> Exported:
     """Write the weights and labels.json."""
     # What a method trained beside the head takes no part in predictions.
     weights = {name: tensor for name, tensor in read_weights(trained).items() if not name.startswith("extra.")}
@@ -135,45 +138,50 @@ def export(trained: Trained, out: str, thresholds: np.ndarray | None, thresholds
     shutil.move(path + ".partial", path)
     source = {"run": trained.run, "checkpoint": os.path.basename(trained.checkpoint), "weights": trained.weights,
               "method": config.method["name"], "precision": config.train.precision, "thresholds_from": thresholds_from}
-    exported = Exported(out, trained.classes, trained.class_ids, score_of(config.method), thresholds, preprocessing,
-                        architecture, file_digest(path), source)
+    exported = Exported(out, trained.classes, trained.class_ids, score_of(config.method), thresholds, calibration,
+                        preprocessing, architecture, file_digest(path), source)
     exported.save()
     return exported
 
 
-def _thresholds(trained: Trained, source: ShardSource, settings: PoolSettings) -> np.ndarray:
+def _chosen_on(trained: Trained, source: ShardSource,
+               settings: PoolSettings) -> tuple[np.ndarray, Calibration | None]:
     rows = shard_rows(source)
     with open_pool(settings) as pool:
         parts = pool.run(ScoreJob(trained, source), rows, settings.folder(trained.run), "scoring")
-    thresholds = best_thresholds(parts, source, trained.config.data.max_bad_fraction)
+    chosen = best_thresholds(parts, source, trained.config.data.max_bad_fraction)
     if not settings.parts:
         parts.remove(list(rows))
-    return thresholds
+    return chosen
 
 
-def best_thresholds(parts: Parts, source: ShardSource, most_bad: float) -> np.ndarray:
-    """float64 [L]: the best F1 on scored validation shards; infinite for classes without positives there."""
-    result = Measurement(source.classes).add_all(from_parts(parts, source, most_bad)).collector.result()
-    return np.where(result.classes.positives > 0, result.thresholds, np.inf)
+def best_thresholds(parts: Parts, source: ShardSource, most_bad: float) -> tuple[np.ndarray, Calibration | None]:
+    """Of scored validation shards: thresholds float64 [L] with the best F1, infinite for classes without positives;
+    and the calibration, if their labels are complete."""
+    measured = Measurement(source.classes).add_all(from_parts(parts, source, most_bad))
+    result = measured.collector.result()
+    return np.where(result.classes.positives > 0, result.thresholds, np.inf), measured.odds.fit()
 
 
 class _Outputs(torch.nn.Module):
-    def __init__(self, model: Classifier, score: Score):
+    def __init__(self, exported: Exported):
         super().__init__()
-        self.model, self.score = model, score
+        self.model, self.exported = exported.model(), exported
+        self.names = ["logits", "probabilities"] + ["calibrated"] * (exported.calibration is not None)
 
-    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         logits = self.model(inputs)[0]
-        return logits, self.score(logits)
+        scores = self.exported.score(logits, self.model.head.bias)
+        return (logits, scores, self.exported.probabilities(scores))[: len(self.names)]
 
 
 def export_onnx(exported: Exported) -> float | None:
     """Write model.onnx; the largest difference of its probabilities, or None if there is no onnxruntime to ask."""
     path = os.path.join(exported.folder, ONNX)
-    model = _Outputs(exported.model(), exported.score).eval()
+    model = _Outputs(exported).eval()
     example = _example(exported, 2)
     try:
-        torch.onnx.export(model, (example,), path, input_names=["inputs"], output_names=["logits", "probabilities"],
+        torch.onnx.export(model, (example,), path, input_names=["inputs"], output_names=model.names,
                           dynamic_shapes={"inputs": {0: torch.export.Dim("batch")}}, external_data=False, dynamo=True,
                           verbose=False)
     except torch.onnx.OnnxExporterError as error:
@@ -187,9 +195,9 @@ def export_onnx(exported: Exported) -> float | None:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     inputs = _example(exported, 3)  # another batch size than the one it was traced with
     with torch.no_grad():
-        expected = model(inputs)[1].numpy()
-    found = session.run(["probabilities"], {"inputs": inputs.numpy()})[0]
-    difference = float(np.abs(found - expected).max())
+        expected = model(inputs)[1:]
+    found = session.run(model.names[1:], {"inputs": inputs.numpy()})
+    difference = max(float(np.abs(f - e.numpy()).max()) for f, e in zip(found, expected, strict=True))
     if difference > _ONNX_TOLERANCE:
         os.remove(path)
         raise UserError(f"{path}: its probabilities differ by {difference:.1e} from the model's, more than "

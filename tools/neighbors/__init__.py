@@ -91,7 +91,7 @@ def _check(args: argparse.Namespace, source: ShardSource) -> None:
     if source.sidecar.unlisted == NEGATIVE:
         raise UserError(f"--labels {args.labels}: every label is known, so there is nothing to soften. Name a sidecar "
                         "of partial labels (`lacuna annotate` makes one).")
-    samples = int(source.rows.sum())
+    samples = int(source.counts.sum())
     if not 1 <= args.k <= min(MOST_NEIGHBORS, samples - 1):
         raise UserError(f"-k {args.k}: legal are 1..{min(MOST_NEIGHBORS, samples - 1)} for {samples:,} samples.")
     if args.median_sample is not None and args.median_sample < 1:

@@ -36,8 +36,8 @@ def build_index(source: ShardSource, path: str, memory: int) -> None:
     """Train and fill the index shard by shard; the file appears whole."""
     faiss = import_faiss()
     reader = VectorReader(source, memory)
-    starts, shards = sample_numbers(source), np.flatnonzero(source.rows).tolist()
-    samples = int(source.rows.sum())
+    starts, shards = sample_numbers(source), np.flatnonzero(source.counts).tolist()
+    samples = int(source.counts.sum())
     lists = max(1, min(int(_LISTS_PER_ROOT * math.sqrt(samples)), samples // 39))
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(reader.width), reader.width, lists, faiss.METRIC_INNER_PRODUCT)
     wanted, taken = lists * _TRAINING_PER_LIST, list[np.ndarray]()

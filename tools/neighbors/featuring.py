@@ -74,7 +74,7 @@ class FeatureJob:
 
         def work(shard: int) -> Mapping[str, np.ndarray]:
             features, facts = worker.run(shard, pooled)
-            rows = int(self.source.index.rows[shard])
+            rows = int(self.source.index.counts[shard])
             vectors = np.full((rows, features.shape[1] or worker.model.width), np.nan, np.float16)
             vectors[facts["rows"]] = features
             return {"bytes": np.array(self._write(shard, vectors)), "bad": np.array(rows - len(features))}
@@ -106,11 +106,11 @@ def pooled(model: Classifier, inputs: torch.Tensor) -> torch.Tensor:
 def write_features(pool: Pool, model: Trained | Backbone, source: ShardSource, out: str, parts: str) -> ShardSource:
     """The images' features as a dataset of its own, with their label sidecar and subset."""
     whole = ShardSource(source.index, source.sidecar, None, source.scratch)
-    shards = {shard: int(rows) for shard, rows in enumerate(source.index.rows)}
+    shards = {shard: int(rows) for shard, rows in enumerate(source.index.counts)}
     done = pool.run(FeatureJob(model, whole, out), shards, parts, "features")
     sizes = [int(arrays["bytes"]) for _, arrays in done.read_all(list(shards))]
     images = source.index
-    made = [Shard(shard.stem + ".tar", shard.rows, size) for shard, size in zip(images.shards, sizes, strict=True)]
+    made = [Shard(shard.stem + ".tar", shard.count, size) for shard, size in zip(images.shards, sizes, strict=True)]
     facts = {"features_of": images.url, "model": _described(model)}
     index = ShardIndex(out, images.classes, made, images.split, "feature", images.class_ids, facts)
     writer = SidecarWriter(index, source.sidecar.name, source.sidecar.unlisted, source.sidecar.source)

@@ -38,7 +38,7 @@ def aligned_features(url: str, source: ShardSource) -> ShardSource:
     """Feature shards that have the same samples in the same places; labels and subset are those of the images."""
     index = ShardIndex.load(url)
     first = next(iter(shard_rows(source)), 0)
-    same = (index.kind == "feature" and index.rows.tolist() == source.index.rows.tolist()
+    same = (index.kind == "feature" and index.counts.tolist() == source.index.counts.tolist()
             and index.members(first).keys == source.index.members(first).keys)
     if not same:
         raise UserError(f"--features {url}: not the features of {source.index.url}: it needs feature shards with the "
@@ -94,7 +94,7 @@ def _facts(source: ShardSource, found: Parts, merged: Parts, shards: list[int], 
         distances.append((float(search["distances"][there].sum(dtype=np.float64)), int(there.sum())))
         bad += int(search["bad"])
     total, count = (sum(part[i] for part in distances) for i in (0, 1))
-    samples = int(source.rows.sum())
+    samples = int(source.counts.sum())
     names = [source.index.classes[c] for c in np.flatnonzero(np.isnan(medians).any(axis=1))]
     return {"samples": samples, "slots": slots, "near_classes": near / samples, "unreadable": bad,
             "mean_distance": total / max(1, count), "classes_without_positives": names}

@@ -78,7 +78,7 @@ class MedianJob:
         wanted = np.zeros(len(self.counts), bool)
         wanted[list(group.classes)] = True
         starts = sample_numbers(self.source)
-        for shard in np.flatnonzero(self.source.rows).tolist():
+        for shard in np.flatnonzero(self.source.counts).tolist():
             labels = self.source.sidecar.labels(shard)
             rows = np.repeat(np.arange(len(labels)), np.diff(labels.pos_ptr))
             rows, classes = rows[wanted[labels.pos_ids]], labels.pos_ids[wanted[labels.pos_ids]]

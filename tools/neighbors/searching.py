@@ -23,7 +23,7 @@ Arrays = Mapping[str, np.ndarray]
 
 def sample_numbers(source: ShardSource) -> np.ndarray:
     """int64 [shards]: number of each shard's first sample, counted over all rows of all shards."""
-    return np.concatenate([[0], np.cumsum(source.index.rows)[:-1]])
+    return np.concatenate([[0], np.cumsum(source.index.counts)[:-1]])
 
 
 def features_print(source: ShardSource) -> list:
@@ -57,13 +57,13 @@ class SearchJob:
 
             search: Callable[[int], tuple[np.ndarray, np.ndarray]] = IvfSearch(self.ivf, reader, starts, self.k)
         else:
-            shards = np.flatnonzero(self.source.rows).tolist()
+            shards = np.flatnonzero(self.source.counts).tolist()
             search = lambda shard: exact_search(reader, shard, shards, starts, self.k)  # noqa: E731
 
         def work(shard: int) -> Arrays:
             ids, euclidean = search(shard)
             distances = euclidean if self.distance == "euclidean" else euclidean**2 / 2
-            found, rows = reader.shard(shard), int(self.source.index.rows[shard])
+            found, rows = reader.shard(shard), int(self.source.index.counts[shard])
             all_ids, all_distances = np.full((rows, self.k), NONE), np.full((rows, self.k), np.inf, np.float32)
             all_ids[found.rows], all_distances[found.rows] = ids, distances
             return {"ids": all_ids, "distances": all_distances, "bad": np.array(found.bad)}

@@ -52,13 +52,13 @@ def _write_state(url: str, source: ShardSource, made: Neighborhood,
         fs, path = url_to_fs(url)
         fs.rm(path, recursive=True)
     fields = stored_fields(made.k, made.slots)
-    store = state_store.create(url, source.index.rows, "-".join(made.data.values()), fields)
-    budget = _BUFFERED_SHARDS * sum(field.row_bytes for field in fields) * int(source.index.rows.max())
+    store = state_store.create(url, source.index.counts, "-".join(made.data.values()), fields)
+    budget = _BUFFERED_SHARDS * sum(field.row_bytes for field in fields) * int(source.index.counts.max())
     with store.session(store.begin_launch(), budget=budget) as session:
         session.begin([], 0)
         for shard, rows in shards:
             session.lease(shard)
-            places = np.arange(int(source.index.rows[shard]))
+            places = np.arange(int(source.index.counts[shard]))
             at = session.at(np.full(len(places), shard), places)
             for field in fields:
                 at.write(field.name, rows[field.name])

@@ -12,7 +12,7 @@ from lacuna.tools.passes.trained import Trained, check_classes
 def open_dataset(trained: Trained, url: str, labels: str, subset: str | None) -> ShardSource:
     source = ShardSource.load(url, labels, subset, trained.config.data.scratch)
     check_classes(trained, source.index)
-    if not source.rows.sum():
+    if not source.counts.sum():
         raise UserError(f"{url}: no samples take part. Check it{f' and the subset {subset!r}' if subset else ''}.")
     return source
 

@@ -14,6 +14,7 @@ from lacuna.tools.passes.scoring import Arrays, on_this_device, pass_facts
 from lacuna.tools.passes.trained import Trained
 from lacuna.trainer.methods import score_of
 from lacuna.trainer.models.classifier import Classifier
+from lacuna.trainer.scores import Score
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,11 @@ class LookJob:
         return work
 
 
-def scores_and_features(model: Classifier, inputs: torch.Tensor,
-                        score: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def scores_and_features(model: Classifier, inputs: torch.Tensor, score: Score) -> torch.Tensor:
     """[B, L + D]: scores as the run's method makes them of logits, beside pooled features."""
     logits, _, features = model(inputs)
     pooled = features.mean((2, 3)) if features.ndim == 4 else features
-    return torch.cat([score(logits), pooled.float()], 1)
+    return torch.cat([score(logits, model.head.bias), pooled.float()], 1)
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

@@ -41,8 +41,8 @@ class ShardModel:
 
         Batches are those of this shard alone, so what is computed does not depend on the other shards.
         """
-        rows = np.zeros_like(self.source.rows)
-        rows[shard] = self.source.rows[shard]
+        rows = np.zeros_like(self.source.counts)
+        rows[shard] = self.source.counts[shard]
         plan = EpochPlan(rows, 0, 0, 1, EVAL_BATCH, open_shards=1, shuffle=False)
         answers, places, bad = [], [], list[BadSample]()
         stream = eval_stream(self.source, plan, self.config, self.world)
@@ -53,13 +53,13 @@ class ShardModel:
                     inputs = model_inputs(batch.inputs, self.config, self.world)
                     answers.append(compute(self.model, inputs).float().cpu().numpy())
                     places.append(batch.rows)
-        facts = {"rows": np.concatenate(places) if places else np.zeros(0, np.int64), "bad": _pack_bad(bad)}
+        facts = {"rows": np.concatenate(places) if places else np.zeros(0, np.int64), "bad": pack_bad(bad)}
         return (np.concatenate(answers) if answers else np.zeros((0, 0), np.float32)), facts
 
     def scores(self, shard: int) -> tuple[np.ndarray, Arrays]:
         """(scores [n, L] as the run's method makes them of logits, facts)."""
         score = score_of(self.config.method)
-        return self.run(shard, lambda model, inputs: score(model(inputs)[0]))
+        return self.run(shard, lambda model, inputs: score(model(inputs)[0], model.head.bias))
 
 
 @dataclass(frozen=True)
@@ -92,23 +92,28 @@ def on_this_device(trained: Trained, source: ShardSource) -> ShardModel:
 
 def pass_facts(trained: Trained, source: ShardSource) -> dict:
     """What a pass's numbers depend on: weights, how images are prepared and scores made, and which samples."""
-    data, index = trained.config.data, source.index
+    data = trained.config.data
+    return {"weights": trained.digest, "inputs": [data.image_size, data.eval_crop, data.normalize],
+            "precision": trained.config.train.precision, "batch": EVAL_BATCH,
+            "score": score_of(trained.config.method).name, **data_facts(source)}
+
+
+def data_facts(source: ShardSource) -> dict:
+    """Which samples a pass is about."""
+    index = source.index
     # Shards of small images may agree in every size, and then two sets have one index fingerprint: look at keys too.
     some = sorted({0, len(index.shards) - 1})
     keys = [hashlib.sha256(index.members(shard).to_bytes()).hexdigest() for shard in some]
-    return {"weights": trained.digest, "index": index.fingerprint, "url": absolute(index.url), "keys": keys,
-            "subset": source.subset.fingerprint if source.subset else "all rows",
-            "inputs": [data.image_size, data.eval_crop, data.normalize],
-            "precision": trained.config.train.precision, "batch": EVAL_BATCH,
-            "score": score_of(trained.config.method).name}
+    return {"index": index.fingerprint, "url": absolute(index.url), "keys": keys,
+            "subset": source.subset.fingerprint if source.subset else "all rows"}
 
 
 def shard_rows(source: ShardSource) -> dict[int, int]:
     """shard → samples that take part, of shards that have any."""
-    return {int(shard): int(source.rows[shard]) for shard in np.flatnonzero(source.rows)}
+    return {int(shard): int(source.counts[shard]) for shard in np.flatnonzero(source.counts)}
 
 
-def _pack_bad(bad: list[BadSample]) -> np.ndarray:
+def pack_bad(bad: list[BadSample]) -> np.ndarray:
     return np.frombuffer(json.dumps([asdict(sample) for sample in bad]).encode(), np.uint8)
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load
 
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
+from lacuna.basics.json_text import parse_json
 from lacuna.data_pipelines.index import ShardIndex
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.passes.parts import absolute
@@ -99,7 +100,7 @@ def _best(run: str) -> str:
                         "checkpoints/step-… folders themselves.")
     last = whole[-1]
     step = _committed(last)["position"].get("best_step")
-    return next((folder for folder in whole if step is not None and folder.endswith(f"-{step:08d}")), last)
+    return next((folder for folder in whole if isinstance(step, int) and folder.endswith(f"-{step:08d}")), last)
 
 
 def _committed(checkpoint: str) -> dict:
@@ -116,8 +117,15 @@ def class_list(run: str, config: Config) -> tuple[list[str], list[str]]:
     """(names, ids) of the model's outputs; empty if nothing tells them any more."""
     kept = read_file(run, CLASS_LIST)
     if kept is not None:
-        body = json.loads(kept)
-        return body["classes"], body["class_ids"]
+        try:
+            body = parse_json(kept)
+            names, ids = body["classes"], body["class_ids"]
+            if not all(isinstance(part, list) and all(isinstance(name, str) for name in part) for part in (names, ids)):
+                raise ValueError("its entries are not lists of names")
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{storage.join(run, CLASS_LIST)}: damaged ({type(error).__name__}: {error}). Remove it: "
+                            "the names then come from the training set, if it is there.") from None
+        return names, ids
     try:  # a run of before the list was kept: its training set still has it, if it is there
         index = ShardIndex.load(config.data.train.url)
     except UserError:
@@ -143,7 +151,12 @@ def check_classes(trained: Trained, index: ShardIndex) -> None:
 
 def read_weights(trained: Trained) -> dict[str, torch.Tensor]:
     """The committed tensors; the file's hash is checked."""
-    return load(_weights_of(trained))
+    data = _weights_of(trained)
+    try:
+        return load(data)
+    except SafetensorError as error:
+        raise UserError(f"{trained.checkpoint}/{trained.weights}: not whole safetensors ({error}). Give another "
+                        "checkpoint.") from None
 
 
 def _weights_of(trained: Trained) -> bytes:

@@ -20,12 +20,14 @@ import torch
 
 from lacuna.basics.clock import clock
 from lacuna.basics.errors import UserError
+from lacuna.basics.free_disk import free_disk
 from lacuna.basics.hashing import mix
 from lacuna.data_pipelines.plan import EpochPlan
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.state_store.schema import Schema
 from lacuna.state_store.slots import Slots
-from lacuna.tools.plan.calibration import Calibration, calibrate, free_disk
+from lacuna.tools.plan.caches import PlannedCache, planned_caches
+from lacuna.tools.plan.calibration import Calibration, calibrate
 from lacuna.trainer.assemble import load_sources, place_model, task_of
 from lacuna.trainer.config.durations import to_steps
 from lacuna.trainer.config.files import load_config
@@ -63,18 +65,21 @@ class Shape:
     epochs: list[EpochPlan]  # the first epoch of every phase
     schema: Schema | None  # of the method's fields
     val_samples: int
+    caches: list[PlannedCache]
 
     @classmethod
     def of(cls, config: Config, ranks: int) -> Shape:
         sources = load_sources(config)
         train = sources["train"]
-        epochs = [EpochPlan(train.rows, mix(config.seed, number), 0, config.data.streams, phase.batch,
+        epochs = [EpochPlan(train.counts, mix(config.seed, number), 0, config.data.streams, phase.batch,
                             config.data.open_shards) for number, phase in enumerate(config.phases)]
         model = place_model(config, train, World(torch.device("cpu")))
-        fields = build_method(config.method, task_of(config, sources, model)).fields()
-        schema = Schema.of(train.index.rows, "", fields, config.seed) if fields else None
+        method = build_method(config.method, task_of(config, sources, model))
+        fields = method.fields()
+        schema = Schema.of(train.index.counts, "", fields, config.seed) if fields else None
         epochs[0].rank_streams(0, ranks)  # refuses a number of ranks that does not fit
-        return cls(config, train, ranks, epochs, schema, int(sources["val"].rows.sum()) if "val" in sources else 0)
+        return cls(config, train, ranks, epochs, schema, int(sources["val"].counts.sum()) if "val" in sources else 0,
+                   planned_caches(config, sources, model, method.needs()))
 
     @property
     def budget(self) -> int:
@@ -110,18 +115,21 @@ def make_plan(config: Config, ranks: int, per_node: int, seconds: float) -> dict
     shape = Shape.of(config, ranks)
     measured = None
     problems = _budget_problems(shape)
+    for cache in shape.caches:
+        problems += cache.problems(shape.epochs[cache.phase], ranks)
     if seconds > 0 and not problems:
         with tempfile.TemporaryDirectory(prefix="lacuna-plan-") as folder:
             measured = calibrate(config, shape.source, ranks, seconds, folder)
     fields = _fields(shape, measured)
     state = sum(field["bytes"] for field in fields)
     plan = {
-        "samples": int(shape.source.rows.sum()), "shards": len(shape.source.index.shards),
+        "samples": int(shape.source.counts.sum()), "shards": len(shape.source.index.shards),
         "classes": shape.source.classes, "ranks": ranks, "calibrated": measured is not None,
         "phases": [{"name": phase.name, "epochs": phase.epochs, "steps_per_epoch": epoch.steps,
                     "steps": epoch.steps * phase.epochs} for phase, epoch in
                    zip(config.phases, shape.epochs, strict=True)],
         "fields": fields,
+        "caches": [cache.facts() for cache in shape.caches],
         "disk": _disk(shape, state, measured),
         "ram_per_rank": _ram(shape, measured),
         "io_per_epoch": _io(shape, state, measured),
@@ -133,7 +141,7 @@ def make_plan(config: Config, ranks: int, per_node: int, seconds: float) -> dict
 def _fields(shape: Shape, measured: Calibration | None) -> list[dict]:
     """Disk of one version of every field; moments are fields of their own."""
     found = []
-    samples = int(shape.source.index.rows.sum())  # rows that a subset leaves out have their place too
+    samples = int(shape.source.index.counts.sum())  # rows that a subset leaves out have their place too
     for field in shape.schema.fields.values() if shape.schema else ():
         each = measured.stored.get(field.name, field.row_bytes) if measured else field.row_bytes
         found.append({"name": field.name, "dtype": field.dtype, "shape": list(field.shape),
@@ -164,7 +172,7 @@ def _ram(shape: Shape, measured: Calibration | None) -> dict | None:
 
 def _io(shape: Shape, state: int, measured: Calibration | None) -> dict:
     """All ranks together, in an epoch after the first (the first reads no state)."""
-    data = sum(shard.bytes for shard, rows in zip(shape.source.index.shards, shape.source.rows, strict=True) if rows)
+    data = sum(shard.bytes for shard, rows in zip(shape.source.index.shards, shape.source.counts, strict=True) if rows)
     saved = round((measured.checkpoint_bytes if measured else 0) * shape.checkpoints_per_epoch)
     return {"data_read": data, "state_read": state, "state_written": state, "checkpoints_written": saved}
 
@@ -230,6 +238,9 @@ def as_text(plan: dict) -> str:
         shape = " × ".join(map(str, field["shape"]))
         lines.append(f"state field {field['name']}: {field['dtype']} [{shape}], {field['bytes_per_sample']:,} bytes a "
                      f"sample, {_size(field['bytes'])} {kind}")
+    lines += [f"cache of phase {c['phase']}: {c['cut']} [{' × '.join(map(str, c['shape']))}] at half precision, "
+              f"{c['views']} views (training, validation, test), {c['bytes_per_sample']:,} bytes a sample and view, "
+              f"{_size(c['bytes'])}, of which {_size(c['bytes_there'])} are there" for c in plan["caches"]]
     lines.append(f"disk: state {_size(disk['state'])} ({_size(disk['state_peak'])} at the worst moment), checkpoints "
                  f"{_size(disk['checkpoints_peak'])}")
     if ram:
@@ -241,7 +252,11 @@ def as_text(plan: dict) -> str:
         each = zip(plan["phases"], seconds["step"], seconds["epoch"], strict=True)
         lines += [f"time of phase {phase['name']}: {step:.3f} s a step, {clock(epoch)} an epoch"
                   for phase, step, epoch in each]
-        lines.append(f"time: {clock(seconds['run'])} in all, evaluation not counted")
+        most = "at most " if plan["caches"] else ""
+        lines.append(f"time: {most}{clock(seconds['run'])} in all, evaluation not counted")
+        if plan["caches"]:
+            lines.append("time: epochs that find the cache full take a small part of the seconds given here, which "
+                         "are those of filling it")
     lines += [f"DOES NOT FIT: {problem}" for problem in plan["problems"]] or ["everything fits"]
     return "\n".join(lines)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.basics.places import RUN_SCRIPT
 from lacuna.basics.process_memory import peak_resident_bytes
+from lacuna.basics.progress import Progress
 from lacuna.data_pipelines.index import ShardIndex, SidecarWriter
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.data_pipelines.subsets import Subset
@@ -46,7 +46,7 @@ def calibrate(config: Config, source: ShardSource, ranks: int, seconds: float, f
     """Train the first phase on a few shards until two epochs or the time is over; then some steps of every phase, if
     there are several: they differ in what learns, and methods do other things in later ones."""
     streams = max(1, config.data.streams // ranks)
-    used = np.flatnonzero(source.rows)
+    used = np.flatnonzero(source.counts)
     wanted = min(len(used), streams * (config.data.open_shards + 2))
     shards = used[np.linspace(0, len(used) - 1, wanted).astype(int)].tolist()
     view = _view(source, shards, os.path.join(folder, "data"))
@@ -54,12 +54,13 @@ def calibrate(config: Config, source: ShardSource, ranks: int, seconds: float, f
     body |= {"name": "calibration", "run_folder": folder}
     body["data"] |= {"val": None, "test": None, "streams": streams,
                      "train": {"url": view.url, "labels": config.data.train.labels}}
-    phases = [{**phase, "batch": phase["batch"] // ranks} for phase in body["phases"]]
+    # Without a cache: the pace is then that of the epochs that fill one.
+    phases = [{**phase, "batch": phase["batch"] // ranks, "cache": None} for phase in body["phases"]]
     body["phases"] = [{**phases[0], "epochs": 2}]
     body["train"] |= {"log_every": 1, "checkpoint_every": "1ep", "keep": 1, "state_url": None, "trace_samples": False}
     if config.data.val is not None and config.model.expected_positives is None:  # it would come from there
         body["model"]["expected_positives"] = 1.0
-    peak = _train(body, folder, seconds)
+    peak = _train(body, folder, seconds, f"calibrating on {len(shards)} of {len(used)} shards")
     found = _read(os.path.join(folder, "calibration"), view, config, peak)
     if len(phases) == 1:
         return found
@@ -68,7 +69,7 @@ def calibrate(config: Config, source: ShardSource, ranks: int, seconds: float, f
     body["data"]["train"]["subset"] = _FEW
     body["phases"] = [{**phase, "epochs": 1, "warmup": "20%"} for phase in phases]
     body["train"]["keep"] = len(phases)
-    peak = _train(body, folder, seconds)
+    peak = _train(body, folder, seconds, f"some steps of {len(phases)} phases")
     later = _read(os.path.join(folder, "phases"), view, config, peak)
     return replace(found, step_seconds=found.step_seconds + later.step_seconds[1:],
                    peak_bytes=max(found.peak_bytes, later.peak_bytes),
@@ -78,11 +79,12 @@ def calibrate(config: Config, source: ShardSource, ranks: int, seconds: float, f
 def _few(view: ShardIndex, wanted: int) -> Subset:
     """About so many samples, some of every shard."""
     each = -(-wanted // len(view.shards))
-    return Subset.from_masks(view, _FEW, [np.arange(shard.rows) < each for shard in view.shards], {})
+    return Subset.from_masks(view, _FEW, [np.arange(shard.count) < each for shard in view.shards], {})
 
 
-def _train(body: dict, folder: str, seconds: float) -> int:
+def _train(body: dict, folder: str, seconds: float, title: str) -> int:
     """The peak resident bytes of a launch that is asked to stop after some time, once every phase has a pace."""
+    print(f"{title}: starting a rank", file=sys.stderr, flush=True)
     run = os.path.join(folder, body["name"])
     with open(f"{run}.yaml", "w", encoding="utf-8") as f:
         yaml.safe_dump(body, f)
@@ -91,13 +93,15 @@ def _train(body: dict, folder: str, seconds: float) -> int:
         process = subprocess.Popen([sys.executable, RUN_SCRIPT, "--config", f"{run}.yaml"], stdout=out,
                                    stderr=subprocess.STDOUT, env=environment(), start_new_session=True)
     began, asked, peak = time.monotonic(), False, 0
-    while process.poll() is None:
-        peak = max(peak, peak_resident_bytes(process.pid))
-        late = time.monotonic() - began > seconds
-        if late and not asked and len(_paces(run, body["phases"][-1]["name"])) > _STEPS_TO_KNOW_THE_PACE:
-            os.kill(process.pid, signal.SIGTERM)
-            asked = True
-        time.sleep(0.1)
+    with Progress(None, title, "steps") as meter:
+        while process.poll() is None:
+            peak = max(peak, peak_resident_bytes(process.pid))
+            late = time.monotonic() - began > seconds
+            meter.advance(len(_steps(run)) - meter.done)
+            if late and not asked and len(_paces(run, body["phases"][-1]["name"])) > _STEPS_TO_KNOW_THE_PACE:
+                os.kill(process.pid, signal.SIGTERM)
+                asked = True
+            time.sleep(0.1)
     if process.returncode:
         with open(log, encoding="utf-8", errors="replace") as f:
             lines = f.read().strip().splitlines()
@@ -106,10 +110,13 @@ def _train(body: dict, folder: str, seconds: float) -> int:
     return peak
 
 
+def _steps(run: str) -> list[dict]:
+    return [line for line in read_lines(os.path.join(run, "metrics.jsonl")) if line["kind"] == "train"]
+
+
 def _paces(run: str, phase: str) -> list[float]:
     """Samples per second of a phase's steps."""
-    return [line["samples_per_second"] for line in read_lines(os.path.join(run, "metrics.jsonl"))
-            if line["kind"] == "train" and line["phase"] == phase]
+    return [line["samples_per_second"] for line in _steps(run) if line["phase"] == phase]
 
 
 def _seconds_per_step(run: str, phase: dict) -> float:
@@ -131,7 +138,7 @@ def _read(run: str, view: ShardIndex, config: Config, peak: int) -> Calibration:
         store = state_store.open(os.path.join(run, "state"))
         refs = store.manifest(newest).refs
         for name in store.schema.fields:
-            rows = int(sum(store.schema.rows[shard] for shard in refs.get(name, {})))
+            rows = int(sum(store.schema.counts[shard] for shard in refs.get(name, {})))
             stored[name] = sum(ref.size for ref in refs.get(name, {}).values()) / max(1, rows)
         slots = Slots.count_within(store.schema, int(config.train.state_budget_mb * 2**20))
     return Calibration(view.samples, [_seconds_per_step(run, phase) for phase in phases], peak, slots, stored, size)
@@ -155,13 +162,3 @@ def _view(source: ShardSource, shards: list[int], folder: str) -> ShardIndex:
         writer.write(place, source.sidecar.labels(shard))
     writer.close()
     return index
-
-
-def free_disk(url: str) -> int | None:
-    """Free bytes where a local folder is or will be; None on object storage."""
-    if not storage.is_local(url):
-        return None
-    path = os.path.abspath(storage.local_path(url))
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    return shutil.disk_usage(path).free

@@ -14,16 +14,18 @@ from typing import Any
 import numpy as np
 
 from lacuna.basics.errors import UserError
-from lacuna.data_pipelines.index import Sidecar, sidecar_names
+from lacuna.data_pipelines.index import Sidecar
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.state_store.fields import Field
 from lacuna.state_store.store import StateStore
-from lacuna.tools.report.recorded_run import Lacks, RecordedRun
-from lacuna.tools.run_files import each_kept
+from lacuna.tools.report.findings import Surest, pictures_of
+from lacuna.tools.report.recorded_run import Lacks, RecordedRun, full_labels
+from lacuna.tools.run_files import each_kept, step_of
 from lacuna.trainer.metrics.measures import average_precision
 
 BINS = 20
+SURE = 0.9
 _MOST_ENTRIES = 50_000_000  # 200 MB of beliefs at a time
 # Fields that hold a number for every class, and what they are.
 _SOURCES = {"score": "running scores of the state store", "phi": "label estimates σ(φ) as last written"}
@@ -69,24 +71,17 @@ def beliefs_of(folder: RecordedRun, full_name: str, samples: int, score: bool, l
     last = moments[-1]
     frequency = [{"name": name, "estimated": a, "true": b} for name, a, b in zip(
         source.index.classes, last["estimated"], last["true"], strict=True)]
+    pictures = pictures_of(folder, last["surest"], lacks)
     for moment in moments:
-        del moment["estimated"], moment["true"]
+        del moment["estimated"], moment["true"], moment["surest"]
     return {"origin": views.origin, "samples": last["samples"], "full": full is not None, "moments": moments,
-            "frequency": frequency}
-
-
-def full_labels(source: ShardSource, name: str) -> Sidecar | None:
-    """The sidecar if it is there and knows every entry."""
-    if name not in sidecar_names(source.index):
-        return None
-    sidecar = Sidecar.load(source.index, name)
-    return sidecar if sidecar.unlisted == NEGATIVE else None
+            "frequency": frequency, "pictures": pictures}
 
 
 def spread_shards(source: ShardSource, samples: int) -> list[int]:
     """Shards with about so many samples, evenly over the set."""
-    there = np.flatnonzero(source.rows)
-    count = int(np.ceil(samples / max(1.0, float(source.rows[there].mean()))))
+    there = np.flatnonzero(source.counts)
+    count = int(np.ceil(samples / max(1.0, float(source.counts[there].mean()))))
     places = np.linspace(0, len(there) - 1, min(count, len(there))).round().astype(int)
     return [int(shard) for shard in there[np.unique(places)]]
 
@@ -149,18 +144,12 @@ def _checkpoint_views(folder: RecordedRun, source: ShardSource) -> Views:
 
 
 def _used(source: ShardSource, shard: int) -> np.ndarray:
-    return np.arange(source.index.shards[shard].rows) if source.subset is None else np.flatnonzero(
+    return np.arange(source.index.shards[shard].count) if source.subset is None else np.flatnonzero(
         source.subset.mask(shard))
 
 
-def step_of(name: str) -> int:
-    """Of a checkpoint's or snapshot's name; 0 for one that a person named."""
-    digits = name.rpartition("-")[2]
-    return int(digits) if digits.isdigit() else 0
-
-
 def _look(view: View, source: ShardSource, full: Sidecar | None, shards: list[int]) -> dict[str, Any] | None:
-    values, truths, knowns = [], [], []
+    values, truths, knowns, surest = [], [], [], Surest()
     for shard in shards:
         found = view.shard(shard)
         if found is None or not len(found[1]):
@@ -169,14 +158,19 @@ def _look(view: View, source: ShardSource, full: Sidecar | None, shards: list[in
         knowns.append(source.sidecar.labels(shard).dense(source.classes, found[1]))
         if full is not None:
             truths.append(full.labels(shard).dense(source.classes, found[1]))
+        surest.offer(shard, found[1], found[0], knowns[-1], truths[-1] if truths else None)
     if not values:
         return None
-    return moment_facts(np.concatenate(values), np.concatenate(knowns), np.concatenate(truths) if truths else None)
+    facts = moment_facts(np.concatenate(values), np.concatenate(knowns), np.concatenate(truths) if truths else None)
+    return {**facts, "surest": surest.pick()}
 
 
 def moment_facts(beliefs: np.ndarray, known: np.ndarray, truth: np.ndarray | None) -> dict[str, Any]:
-    """Histograms (fractions a bin) and mAPs of one moment; `known` are the labels that training saw."""
+    """Histograms (fractions per bin) and mAPs of one moment; `known` are the labels that training saw."""
     facts: dict[str, Any] = {"samples": len(beliefs), "top1": _shares(beliefs.max(axis=1)),
+                             "sure": int(((known == UNKNOWN) & (beliefs >= SURE)).sum()),
+                             "expected": float(beliefs.sum(axis=1, dtype=np.float64).mean()),
+                             "given": float((known == POSITIVE).sum(axis=1).mean()),
                              "estimated": beliefs.mean(axis=0, dtype=np.float64).tolist(),
                              "true": [None] * beliefs.shape[1]}
     if truth is not None:

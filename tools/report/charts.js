@@ -42,30 +42,36 @@ function showTip(event, text) {
 }
 
 // A frame with axes; returns what is needed to place points. Series: {name, colour, points: [[x, y], …]}.
-const WIDTH = 430, HEIGHT = 230, LEFT = 46, BOTTOM = 30, TOP = 8, RIGHT = 10;
+const WIDTH = 430, HEIGHT = 230, BOTTOM = 34, RIGHT = 12;
+const LETTER = innerWidth < 520 ? 14 : 13, WIDE = 0.62 * LETTER; // of the drawing: it shrinks with the screen, its letters must not
 function frame(series, options) {
   const all = series.flatMap((s) => s.points).filter((p) => p[1] !== null && p[0] !== null);
   const span = (values, low, high) => [Math.min(...values, low ?? Infinity), Math.max(...values, high ?? -Infinity)];
   let [x0, x1] = span(all.map((p) => p[0]), options.x0, options.x1), [y0, y1] = span(all.map((p) => p[1]), options.y0, options.y1);
   if (x0 === x1) { x0 -= 0.5; x1 += 0.5; }
   if (y0 === y1) { y0 -= Math.abs(y0) / 10 || 0.5; y1 += Math.abs(y1) / 10 || 0.5; }
-  const px = (x) => LEFT + ((x - x0) / (x1 - x0)) * (WIDTH - LEFT - RIGHT);
-  const py = (y) => HEIGHT - BOTTOM - ((y - y0) / (y1 - y0)) * (HEIGHT - BOTTOM - TOP);
+  const high = ticks(y0, y1, 4), top = options.y ? 22 : 8;
+  // As much room as the longest number needs: an axis is read whole or not at all.
+  const left = Math.max(30, 10 + WIDE * Math.max(...high.map((at) => short(at).length)));
+  const px = (x) => left + ((x - x0) / (x1 - x0)) * (WIDTH - left - RIGHT);
+  const py = (y) => HEIGHT - BOTTOM - ((y - y0) / (y1 - y0)) * (HEIGHT - BOTTOM - top);
   const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" });
-  for (const at of ticks(x0, x1, 5)) {
-    const label = svg("text", { x: px(at), y: HEIGHT - 14, "text-anchor": "middle" });
-    label.textContent = short(at);
+  const write = (text, x, y, anchor) => {
+    const label = svg("text", { x, y, "text-anchor": anchor, "font-size": LETTER });
+    label.textContent = text;
     drawing.append(label);
+  };
+  for (const at of ticks(x0, x1, 5)) {
+    const half = (WIDE * short(at).length) / 2;
+    write(short(at), Math.min(Math.max(px(at), half), WIDTH - half), HEIGHT - BOTTOM + LETTER + 3, "middle");
   }
-  for (const at of ticks(y0, y1, 4)) {
-    const label = svg("text", { x: LEFT - 5, y: py(at) + 4, "text-anchor": "end" });
-    label.textContent = short(at);
-    drawing.append(svg("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: py(at), y2: py(at) }), label);
+  for (const at of high) {
+    drawing.append(svg("line", { class: "axis", x1: left, x2: WIDTH - RIGHT, y1: py(at), y2: py(at) }));
+    write(short(at), left - 5, py(at) + 4, "end");
   }
-  const caption = svg("text", { x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 2, "text-anchor": "middle" });
-  caption.textContent = options.x;
-  drawing.append(caption);
-  return { drawing, px, py };
+  write(options.x, (left + WIDTH - RIGHT) / 2, HEIGHT - 3, "middle");
+  if (options.y) write(options.y, 2, LETTER + 1, "start");
+  return { drawing, px, py, left };
 }
 
 function legend(series, parts) {
@@ -111,9 +117,9 @@ function lineChart(title, note, series, options) {
 function scatterChart(title, note, series, options) {
   series = series.filter((s) => s.points.length);
   if (!series.length) return null;
-  const { drawing, px, py } = frame(series, options), parts = [];
+  const { drawing, px, py, left } = frame(series, options), parts = [];
   if (options.diagonal) drawing.append(svg("line", { class: "axis", x1: px(0), y1: py(0), x2: px(options.x1), y2: py(options.x1), "stroke-dasharray": "4 4" }));
-  if (options.zero) drawing.append(svg("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: py(0), y2: py(0), "stroke-width": 2 }));
+  if (options.zero) drawing.append(svg("line", { class: "axis", x1: left, x2: WIDTH - RIGHT, y1: py(0), y2: py(0), "stroke-width": 2 }));
   for (const one of series) {
     const group = svg("g");
     one.points.forEach((p, i) => {
@@ -151,7 +157,7 @@ function table(columns, rows, options = {}) {
     heads.append(head);
   });
   const whole = element("table", {}, element("thead", {}, heads), body);
-  if (!options.search) return whole;
+  if (!options.search) return element("div", { className: "scroll wide" }, whole);
   const field = element("input", { type: "search", placeholder: options.search }), count = element("span", { className: "quiet" });
   field.oninput = () => {
     const wanted = field.value.trim().toLowerCase();

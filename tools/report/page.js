@@ -28,8 +28,8 @@ function header() {
       (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
     document.documentElement.dataset.theme = dark ? "light" : "dark";
   };
-  page.append(element("h1", { textContent: data.runs.map((run) => run.name).join(", ") }),
-    element("p", { className: "note", textContent: `made ${data.made} by lacuna report` }), element("nav"), theme);
+  page.append(element("header", {}, element("h1", { textContent: data.runs.map((run) => run.name).join(", ") }),
+    element("span", { className: "quiet", textContent: `made ${data.made} by lacuna report` }), theme), element("nav"));
 }
 
 function overview() {
@@ -51,12 +51,38 @@ function overview() {
       data.gap.rows.map((row) => [row.run, row.method, row.score, percent(row.closed)]), { sort: true }));
 }
 
+function searches() {
+  for (const [number, found] of (data.searches || []).entries()) {
+    const several = new Set(found.trials.map((t) => t.method)).size > 1;
+    const word = (method, text) => (several ? `${method}: ${text}` : text);
+    const mattered = found.mattered.map(([method, key, share]) => [method, key, percent(share)]);
+    const clouds = found.settings.map((one) => scatterChart(word(one.method, one.key), "Validation mAP of every trial at its last epoch.",
+      one.clouds.map((cloud, i) => ({ ...cloud, colour: colour(i) })), { x: one.axis, y: "val mAP" }));
+    section("search" + (number || ""), `Search ${found.name}`,
+      `${found.trials.length} trials, best: ${found.best}. The test set took no part.`,
+      charts(lineChart("Best trials", "Validation mAP after every evaluation.",
+        found.curves.map((one, i) => ({ ...one, colour: colour(i) })), { x: "evaluation", legend: true })),
+      mattered.length ? element("h3", { textContent: "What mattered" }) : null,
+      mattered.length ? element("p", { className: "note", textContent: "Part of the differences between trials that goes with a setting alone, at the first rung." }) : null,
+      mattered.length ? table([{ name: "method" }, { name: "setting" }, { name: "% of the variance", number: true, digits: 1 }], mattered, { sort: true }) : null,
+      charts(...clouds),
+      table([{ name: "trial" }, { name: "settings" }, { name: "method" }, { name: "status" }, { name: "epochs", number: true },
+        { name: "val mAP", number: true, digits: 2 }, { name: "seconds", number: true, digits: 0 }, { name: "reason" }],
+        found.trials.map((t) => [t.trial, t.settings, t.method, t.status, t.epochs, t.score, t.seconds, t.reason]),
+        { sort: true, search: "search trials" }));
+  }
+}
+
 function training() {
   section("curves", "Training", "Click a run in a legend to hide it.", charts(
-    curve("Loss", "loss"), curve("Validation mAP", "val_map_skip_empty"), curve("Learning rate", "lr", "", { y0: 0 }),
-    curve("Throughput, samples per second", "samples_per_second", "", { y0: 0 }),
-    curve("Waiting for data, seconds per step", "data_wait_seconds", "", { y0: 0 }),
-    curve("Waiting for state, seconds per step", "state_stall_seconds", "", { y0: 0 })));
+    curve("Loss", "loss"), curve("Validation mAP", "val_map_skip_empty")));
+}
+
+// Why a history has few points, and what would give more.
+function sparse(run, moments) {
+  if (moments >= 4 || moments >= run.epochs) return null;
+  return element("p", { className: "note", textContent: `${run.name}: ${moments} ${moments === 1 ? "moment" : "moments"} only. A run keeps its newest ` +
+    `${run.keep} checkpoints (train.keep=${run.keep}) and the best one, and what is older is gone. train.keep=${run.epochs} keeps one per epoch.` });
 }
 
 function classes() {
@@ -107,7 +133,8 @@ function beliefs() {
     const b = run.beliefs, known = b.frequency.filter((f) => f.true !== null);
     const most = Math.max(0.01, ...known.flatMap((f) => [f.true, f.estimated]));
     parts.push(element("h3", { textContent: run.name }),
-      element("p", { className: "note", textContent: `${b.origin}, ${b.samples} training samples, % of entries per bin` }), charts(
+      element("p", { className: "note", textContent: `${b.origin}, ${b.samples} training samples, % of entries per bin` }),
+      ...[sparse(run, b.moments.length)].filter(Boolean), charts(
         distribution("Unobserved positives", "True labels that training did not see.", b.moments, "unobserved_positive"),
         distribution("Unobserved negatives", "Absent classes that training did not see as such.", b.moments, "unobserved_negative"),
         distribution("Highest score of an image", "Over all classes.", b.moments, "top1"),
@@ -126,18 +153,24 @@ function strips() {
     for (const image of images) image.rows.forEach((row, i) => {
       const picture = element("td", {}, ...(i ? [] : [element("img", { src: image.picture, alt: image.key, title: image.key })]));
       const cells = row.cells.map((cell) => element("td", {}, ...(cell ? [element("img", { src: cell.picture, alt: row.name }),
-        element("span", { className: "peak", textContent: cell.peak.toFixed(2) })] : ["–"])));
+        element("span", { className: "peak", textContent: cell.peak.toFixed(2) + (cell.start >= 0.005 ? `, start ${Math.round(100 * cell.start)} %` : "") })] : ["–"])));
       body.append(element("tr", {}, picture, element("td", {}, element("b", { textContent: row.name }), element("br"),
         element("span", { className: "quiet", textContent: row.note })), ...cells));
     });
-    tables.push(element("h3", { textContent: run.name }), element("div", { className: "scroll wide" }, element("table", { className: "strips" }, body)));
+    tables.push(element("h3", { textContent: run.name }), ...[sparse(run, steps.length)].filter(Boolean),
+      element("div", { className: "scroll wide" }, element("table", { className: "strips" }, body)));
   }
-  section("heatmaps", "Heatmaps over training", "What the state store remembers about some training images, with each map's largest value.", ...tables);
+  section("heatmaps", "Heatmaps over training", "The running mean of what the model saw in some training images, with each map's largest value. Maps of annotated classes start at 1: " +
+    "what is left of that start is taken out of the colours and given beside them. Hatched: in no crop yet.", ...tables);
 }
 
-function storage() {
-  section("io", "State store", "", charts(curve("Read, bytes per step", "state_bytes_read", "", { y0: 0 }),
-    curve("Written, bytes per step", "state_bytes_written", "", { y0: 0 })));
+function plumbing() {
+  section("plumbing", "What the machine did", "", charts(curve("Learning rate", "lr", "", { y0: 0 }),
+    curve("Throughput, samples per second", "samples_per_second", "", { y0: 0 }),
+    curve("Waiting for data, seconds per step", "data_wait_seconds", "", { y0: 0 }),
+    curve("Waiting for state, seconds per step", "state_stall_seconds", "", { y0: 0 }),
+    curve("State read, bytes per step", "state_bytes_read", "", { y0: 0 }),
+    curve("State written, bytes per step", "state_bytes_written", "", { y0: 0 })));
 }
 
 function settings() {
@@ -145,10 +178,13 @@ function settings() {
   section("config", several ? "What the configs differ in" : "Config", "",
     data.config.rows.length ? table([{ name: "key" }, ...data.config.runs.map((name) => ({ name }))], data.config.rows) :
       element("p", { textContent: "Nothing: the configs are equal." }));
+}
+
+function absent() {
   section("absent", "What is not shown, and why", "", data.absent.length ? table([{ name: "run" }, { name: "figure" }, { name: "why" }],
     data.absent.map((a) => [a.run, a.what, a.why])) : null);
 }
 
 header();
-for (const draw of [overview, training, classes, beliefs, strips, storage, settings]) draw();
+for (const draw of [headline, overview, searches, training, classes, beliefs, strips, settings, plumbing, absent]) draw();
 document.body.dataset.ready = "yes";

@@ -9,7 +9,7 @@ import time
 from importlib import resources
 from typing import Any
 
-_FILES = {"/*style*/": ("page.css",), "/*script*/": ("charts.js", "page.js")}
+_FILES = {"/*style*/": ("page.css",), "/*script*/": ("charts.js", "headline.js", "page.js")}
 
 
 def render(data: dict[str, Any]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +13,11 @@ from typing import Any
 from lacuna import state_store
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
+from lacuna.basics.json_text import parse_json
+from lacuna.data_pipelines.index import Sidecar, sidecar_names
 from lacuna.data_pipelines.labels import NEGATIVE
 from lacuna.data_pipelines.source import ShardSource
+from lacuna.state_store.schema import is_store
 from lacuna.state_store.store import StateStore
 from lacuna.tools.passes.parts import absolute
 from lacuna.tools.run_files import read_file, run_config, run_name, state_url
@@ -61,13 +63,16 @@ class RecordedRun:
     def store(self) -> StateStore | None:
         """The per-sample state, if the method keeps any."""
         url = state_url(self.path, self.config)
-        return state_store.open(url) if storage.exists(storage.join(url, "zarr.json")) else None
+        return state_store.open(url) if is_store(url) else None
 
     def scores(self) -> dict[str, float | None]:
         """mAP (classes without positives skipped) of the finished run, or of the best epoch so far."""
-        found = {split: self.results.get(split, {}).get("map_skip_empty") for split in ("val", "test")}
+        found: dict[str, float | None] = {}
+        for split in ("val", "test"):
+            part = self.results.get(split)
+            found[split] = as_number(part.get("map_skip_empty")) if isinstance(part, dict) else None
         if found["val"] is None:
-            seen = [line["val_map_skip_empty"] for line in self.lines if line.get("val_map_skip_empty") is not None]
+            seen = [score for line in self.lines if (score := as_number(line.get("val_map_skip_empty"))) is not None]
             found["val"] = max(seen, default=None)
         return found
 
@@ -90,8 +95,9 @@ class RecordedRun:
             lacks("state-store I/O", f"the method {self.config.method['name']!r} keeps no per-sample state.")
         return {"name": self.name, "path": self.path, "method": self.config.method["name"],
                 "phases": [phase.name for phase in self.config.phases], "scores": self.scores(),
-                "reported": self.reported(), "samples": int(source.rows.sum()) if source else None,
+                "reported": self.reported(), "samples": int(source.counts.sum()) if source else None,
                 "steps": max((line["step"] for line in self.lines), default=0), "versions": self._json("versions.json"),
+                "keep": self.config.train.keep, "epochs": sum(phase.epochs for phase in self.config.phases),
                 "curves": curves(self.lines)}
 
     def class_rows(self, split: str) -> dict[str, dict[str, Any]]:
@@ -99,9 +105,12 @@ class RecordedRun:
         table = read_file(self.path, f"{split}_classes.csv")
         if table is None:
             return {}
-        return {row["name"]: {"id": row["id"], "positives": int(row["positives"]),
-                              "ap": float(row["ap"]) if row["ap"] else None}
-                for row in csv.DictReader(io.StringIO(table.decode(), newline=""))}
+        try:
+            return {row["name"]: {"id": row["id"], "positives": int(row["positives"]),
+                                  "ap": float(row["ap"]) if row["ap"] else None}
+                    for row in csv.DictReader(io.StringIO(table.decode(), newline=""))}
+        except (ValueError, KeyError, TypeError, csv.Error) as error:
+            raise self._damaged(f"{split}_classes.csv", error) from None
 
     def annotated_fraction(self) -> dict[str, float]:
         """class name → annotated entries ÷ training samples, by the sidecar's counts."""
@@ -115,7 +124,35 @@ class RecordedRun:
         return dict(zip(source.index.classes, total.tolist(), strict=True))
 
     def _json(self, name: str) -> dict[str, Any]:
-        return json.loads(read_file(self.path, name) or b"{}")
+        try:
+            body = parse_json(read_file(self.path, name) or b"{}")
+            if not isinstance(body, dict):
+                raise ValueError("not an object")
+        except ValueError as error:
+            raise self._damaged(name, error) from None
+        return body
+
+    def _damaged(self, name: str, error: Exception) -> UserError:
+        return UserError(f"{storage.join(self.path, name)}: damaged ({type(error).__name__}: {error}). Remove it: the "
+                         "page then says that it is absent, and the next launch of the run writes it anew.")
+
+
+def as_number(value: object) -> float | None:
+    """What a run recorded as a number; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def full_labels(source: ShardSource, name: str) -> Sidecar | None:
+    """The sidecar if it is there and knows every entry."""
+    if name not in sidecar_names(source.index):
+        return None
+    sidecar = Sidecar.load(source.index, name)
+    return sidecar if sidecar.unlisted == NEGATIVE else None
 
 
 def curves(lines: list[dict]) -> dict[str, list[list[float | None]]]:
@@ -124,11 +161,12 @@ def curves(lines: list[dict]) -> dict[str, list[list[float | None]]]:
     before: dict[str, float] = {}
     last_step = 0
     for line in lines:
-        if line["kind"] not in ("train", "epoch"):
+        if line.get("kind") not in ("train", "epoch"):
             continue
         step = line["step"]
-        for key, value in line.items():
-            if key in ("kind", "step", "phase", "epoch", "bad", "launch") or not isinstance(value, int | float):
+        for key, recorded in line.items():
+            value = as_number(recorded)
+            if key in ("kind", "step", "phase", "epoch", "bad", "launch") or value is None:
                 continue
             if key in _CUMULATIVE:
                 # A resumed launch counts from 0 again.

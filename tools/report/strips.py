@@ -7,15 +7,16 @@ import io
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from lacuna.data_pipelines.decode import decode_image
 from lacuna.data_pipelines.index import Sidecar
 from lacuna.data_pipelines.source import OpenShard
-from lacuna.tools.heatmaps import keeps_heatmaps, maps_of, overlay
-from lacuna.tools.report.beliefs import full_labels, step_of
-from lacuna.tools.report.recorded_run import Lacks, RecordedRun
-from lacuna.tools.run_files import each_kept
+from lacuna.tools.heatmaps.drawing import overlay
+from lacuna.tools.heatmaps.seen import Looks, SeenMap, keeps_heatmaps, maps_of
+from lacuna.tools.report.recorded_run import Lacks, RecordedRun, full_labels
+from lacuna.tools.run_files import each_kept, step_of
 
 _SIDE = 96
 _MOMENTS = 8
@@ -36,7 +37,7 @@ def strips_of(folder: RecordedRun, full_name: str, count: int, lacks: Lacks) -> 
     if len(snapshots) < 3:
         lacks("heatmaps over all epochs", f"only {len(snapshots)} snapshots were kept: train with a larger train.keep.")
     picked = [snapshots[i] for i in np.unique(np.linspace(0, len(snapshots) - 1, _MOMENTS).round().astype(int))]
-    shard = int(np.flatnonzero(source.rows)[0])
+    shard = int(np.flatnonzero(source.counts)[0])
     opened, full = source.open(shard), full_labels(source, full_name)
     rows = _choose(opened, full, count)
 
@@ -44,8 +45,15 @@ def strips_of(folder: RecordedRun, full_name: str, count: int, lacks: Lacks) -> 
         kept = {entry.name for entry in store.snapshots()}
         return [name for name in picked if name in kept]
 
-    maps = each_kept(still, lambda name: maps_of(store.reader(name), shard, rows))
-    images = [_image(opened, row, [found[i] for found in maps.values()], full, source.index.classes)
+    looks, decoded = Looks(folder.config, source), [decode_image(opened.read(row)) for row in rows]
+
+    def look(name: str) -> list[dict[int, SeenMap]]:
+        reader = store.reader(name)
+        return [looks.seen(maps, reader, shard, row, pixels, step_of(name))
+                for maps, row, pixels in zip(maps_of(reader, shard, rows), rows, decoded, strict=True)]
+
+    maps = each_kept(still, look)
+    images = [_image(opened, row, decoded[i], [found[i] for found in maps.values()], full, source.index.classes)
               for i, row in enumerate(rows)]
     return {"steps": [step_of(name) for name in maps], "images": images}
 
@@ -58,21 +66,21 @@ def _choose(opened: OpenShard, full: Sidecar | None, count: int) -> list[int]:
     return [int(opened.used[i]) for i in best]
 
 
-def _image(opened: OpenShard, row: int, moments: list[dict[int, np.ndarray]], full: Sidecar | None,
+def _image(opened: OpenShard, row: int, image: torch.Tensor, moments: list[dict[int, SeenMap]], full: Sidecar | None,
            names: list[str]) -> dict[str, Any]:
     """The annotated classes, then the true ones that were hidden, then the strongest at the last moment."""
     known = [int(i) for i in opened.labels.positives(row)]
     hidden = [int(i) for i in full.labels(opened.shard).positives(row) if i not in known] if full else []
     last = moments[-1]
-    strongest = sorted(last, key=lambda i: -float(last[i].max()))
+    strongest = sorted(last, key=lambda i: -last[i].peak)
     chosen = [i for i in dict.fromkeys([*known, *hidden, *strongest]) if i in last][:_CLASSES]
-    pixels = decode_image(opened.read(row)).permute(1, 2, 0).numpy()
-    picture = Image.fromarray(pixels).resize((_SIDE, _SIDE), Image.Resampling.BICUBIC)
+    picture = Image.fromarray(image.permute(1, 2, 0).numpy()).resize((_SIDE, _SIDE), Image.Resampling.BICUBIC)
     rows = []
     for cls in chosen:
         note = "annotated" if cls in known else "hidden positive" if cls in hidden else "not a label" if full else ""
         cells = [None if cls not in maps else {"picture": data_uri(overlay(picture, maps[cls])),
-                                               "peak": round(float(maps[cls].max()) / 255, 3)} for maps in moments]
+                                               "peak": round(maps[cls].peak, 3),
+                                               "start": round(maps[cls].start_share, 3)} for maps in moments]
         rows.append({"name": names[cls], "note": note, "cells": cells})
     return {"key": opened.members.keys[row], "picture": data_uri(picture), "rows": rows}
 

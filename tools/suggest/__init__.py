@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> None:
              "delta": args.delta, "classes": int(np.isfinite(promises.thresholds).sum()),
              "pooled_classes": int(promises.pooled.sum()),
              "pooled_suggestions": int(promises.pooled[columns["class"]].sum()),
-             "of_classes": source.classes, "samples": int(source.rows.sum()), "decisions": len(decided),
+             "of_classes": source.classes, "samples": int(source.counts.sum()), "decisions": len(decided),
              "assumes": "nothing" if known is None else "negatives score as in the validation set, or lower",
              **(measured.facts() if truth else {})}
     if args.sidecar:
@@ -219,5 +219,5 @@ def collect(scored: Scored, promises: Promises, truth: Sidecar | None, most_bad:
         if truth is not None:
             positive = truth.labels(shard).dense(source.classes, part["rows"]) == POSITIVE
             counts += np.stack([(chosen & positive).sum(0), chosen.sum(0), (positive & unknown).sum(0)])
-    judge_bad(bad, int(source.rows.sum()), most_bad, source.index.url)
+    judge_bad(bad, int(source.counts.sum()), most_bad, source.index.url)
     return found, Measured(asked, *counts)

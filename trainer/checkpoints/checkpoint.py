@@ -6,6 +6,7 @@ A checkpoint is a folder `checkpoints/step-00000120/`:
     method.safetensors     the method's class-level and global state
     snapshot.json          log entry and manifest of the state snapshot that belongs to it, to mend the store with
     COMMIT.json            written last, atomically: where training stands, names, sizes and hashes of all the others
+Of the best epoch's checkpoint, to which the end of the phase goes back, `checkpoints/spare/` has the tensors once more.
 A folder without a valid COMMIT.json is torn: it is skipped with a warning and removed by the next save. On object
 storage the same files are uploaded before the commit (files.py). What a launch resumes from: resuming.py.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import shutil
 import subprocess
@@ -66,6 +68,7 @@ class Checkpoint:
     world: int
     zero_stage: int
     fingerprints: dict[str, str]
+    epochs: list[int]  # of every phase, when it was written
 
     @property
     def name(self) -> str:
@@ -81,11 +84,12 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one run."""
 
-    def __init__(self, folder: RunFolder, world: World, keep: int, fingerprints: dict[str, str],
+    def __init__(self, folder: RunFolder, world: World, keep: int, fingerprints: dict[str, str], epochs: list[int],
                  state_url: str | None = None):
         """`state_url`: where the per-sample state is, if the method has any; its log is then the run's fence, too."""
         self.folder, self.files = folder, CheckpointFiles(folder, world, fence_of(state_url) if state_url else None)
         self.world, self.keep, self.fingerprints, self.state_url = world, keep, fingerprints, state_url
+        self.epochs = epochs
 
     @property
     def hold(self) -> Hold:
@@ -112,8 +116,11 @@ class Checkpoints:
             self.folder.push()
             self.world.barrier()
             if self.world.main:
+                if position.best_step == position.total_steps:
+                    self.files.spare(name, body)
                 self.files.commit(name, {**body, "world": self.world.size, "zero_stage": zero_stage,
-                                         "fingerprints": self.fingerprints, "position": asdict(position)})
+                                         "fingerprints": self.fingerprints, "epochs": self.epochs,
+                                         "position": asdict(position)})
                 kept = self._collect(position)
                 state.collect(kept)
             self.world.barrier()
@@ -166,7 +173,7 @@ class Checkpoints:
         folder = self.files.folder(name)
         position = Position(**commit["position"])
         return Checkpoint(folder, self.files.url(name), position, commit["world"], commit["zero_stage"],
-                          commit["fingerprints"])
+                          commit["fingerprints"], commit["epochs"])
 
     def _collect(self, position: Position) -> list[str]:
         """Remove what is neither among the last k commits nor the best; the names of what is kept.
@@ -181,6 +188,7 @@ class Checkpoints:
         for name in names:
             if name not in kept:
                 self.files.remove(name)
+        self.files.remove_spares(kept)
         return sorted(kept)
 
 
@@ -194,6 +202,7 @@ def load_engine(engine, checkpoint: Checkpoint, world: World, on_every_node: boo
     if not needs_conversion(checkpoint, world):
         _load(engine, checkpoint.folder)
         return
+    _refuse_empty_parts(engine.optimizer.bit16_groups, checkpoint, world.size)
     folder = os.path.join(checkpoint.folder, "universal")
     converts = world.leads_node if on_every_node else world.main
     if converts:
@@ -212,6 +221,23 @@ def load_engine(engine, checkpoint: Checkpoint, world: World, on_every_node: boo
     world.barrier()
     if converts:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuse_empty_parts(groups: list[list[torch.nn.Parameter]], checkpoint: Checkpoint, world: int) -> None:
+    """DeepSpeed fails with an IndexError where a rank would hold nothing of an optimizer group but padding."""
+    smallest = min(sum(parameter.numel() for parameter in group) for group in groups)
+    if _everyone_has_some(smallest, world):
+        return
+    most = max(ranks for ranks in range(1, world) if _everyone_has_some(smallest, ranks))
+    raise UserError(f"{checkpoint.url} was written by {checkpoint.world} ranks with ZeRO stage "
+                    f"{checkpoint.zero_stage}; DeepSpeed cannot share it among {world}, since one group of its "
+                    f"parameters has only {smallest} numbers. Resume with {checkpoint.world} ranks, or with at most "
+                    f"{most}.")
+
+
+def _everyone_has_some(numbers: int, ranks: int) -> bool:
+    """Parts are equal and even (ZeRO aligns them to two numbers); is the last one more than padding?"""
+    return 2 * math.ceil(numbers / (2 * ranks)) * (ranks - 1) < numbers
 
 
 def _load_buffers(model: torch.nn.Module, checkpoint: Checkpoint) -> None:

@@ -20,7 +20,7 @@ DAMAGED = "DAMAGED.json"  # beside a commit: the state that belongs to it was fo
 UNCOMMITTED = f"no {COMMIT}"
 MODEL, EMA, METHOD, SNAPSHOT = "model.safetensors", "ema.safetensors", "method.safetensors", "snapshot.json"
 OF_BEST = (MODEL, EMA, METHOD)  # what the best epoch's checkpoint is read for
-STEP, _ENTRY = "step-", "checkpoint"
+STEP, SPARE, _ENTRY = "step-", "spare", "checkpoint"
 
 
 class DamagedCommit(UserError):

@@ -7,6 +7,7 @@ What is read is checked against the hashes of the commit.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import uuid
@@ -16,10 +17,21 @@ from concurrent.futures import ThreadPoolExecutor
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.basics.fence import Fence, Hold
-from lacuna.trainer.checkpoints.commits import COMMIT, DAMAGED, STEP, UNCOMMITTED, Commits, DamagedCommit
+from lacuna.basics.refusals import refusal
+from lacuna.trainer.checkpoints.commits import (
+    COMMIT,
+    DAMAGED,
+    OF_BEST,
+    SPARE,
+    STEP,
+    UNCOMMITTED,
+    Commits,
+    DamagedCommit,
+)
 from lacuna.trainer.run_folder import RunFolder
 from lacuna.trainer.world import World
 
+log = logging.getLogger("lacuna")
 _TRIES = 3  # of a download whose bytes do not fit their hash
 _TRANSFERS = 4  # at a time
 
@@ -91,6 +103,47 @@ class CheckpointFiles(Commits):
                 storage.sync_folder(base)
         return {"files": everything, "prefix": prefix}
 
+    def spare(self, name: str, body: dict) -> None:
+        """Rank 0, before the commit: the tensors of a best epoch once more, where damage to the checkpoint is not.
+
+        A run that has room for its checkpoints and not for these goes on without them.
+        """
+        try:
+            for file in OF_BEST:
+                if file in body["files"]:
+                    _copy(os.path.join(self.target(name), file), self.url(SPARE, name, file))
+        except OSError as error:
+            refused = refusal(OSError(error.errno, error.strerror, self.url(SPARE, name)))
+            if refused is None:
+                raise
+            storage.remove_tree(self.url(SPARE, name))
+            log.warning("%s has no spare copy of its tensors: %s", self.url(name), refused)
+
+    def remove_spares(self, kept: set[str]) -> None:
+        """Rank 0: those of checkpoints that are no more."""
+        for name in storage.list_names(self.url(SPARE)):
+            if name not in kept:
+                storage.remove_tree(self.url(SPARE, name))
+
+    def mend_from_spare(self, name: str) -> list[str]:
+        """Rank 0: bring back tensors of a best epoch that are damaged or gone; which."""
+        try:
+            body = self.commit_of(name)
+        except (FileNotFoundError, DamagedCommit):
+            return []
+        mended = []
+        for file in OF_BEST:
+            facts, spare = body["files"].get(file), self.url(SPARE, name, file)
+            path = os.path.join(self.folder(name), file)
+            if facts is None or _facts_if_there(path) == facts or not storage.exists(spare):
+                continue
+            _copy(spare, path)
+            if facts_of(path) == facts:
+                if self.remote:
+                    storage.upload(path, self.url(name, body.get("prefix", ""), file))
+                mended.append(file)
+        return mended
+
     # ---- reading
 
     def folder(self, name: str) -> str:
@@ -149,6 +202,24 @@ class DamagedFile(UserError):
 
 def files_below(folder: str) -> list[str]:
     return [os.path.relpath(os.path.join(base, name), folder) for base, _, names in os.walk(folder) for name in names]
+
+
+def _copy(source: str, target: str) -> None:
+    """Between this node and where the run is, or within either; what is local appears whole and durably."""
+    if not storage.is_local(source):
+        storage.download(source, target)
+    elif not storage.is_local(target):
+        storage.upload(source, target)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        shutil.copyfile(source, f"{target}.partial")
+        storage.sync_folder(f"{target}.partial")
+        os.replace(f"{target}.partial", target)
+        storage.sync_folder(os.path.dirname(target))
+
+
+def _facts_if_there(path: str) -> dict | None:
+    return facts_of(path) if os.path.exists(path) else None
 
 
 def facts_of(path: str) -> dict:

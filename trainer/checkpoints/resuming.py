@@ -31,7 +31,9 @@ def newest_whole(files: CheckpointFiles, state_url: str | None, store: StateStor
         log.warning("mended: %s", line)
     damaged = ""
     for name in reversed(files.names()):
-        problem = files.problem(name) or _state_problem(name, state_url, store) or _best_problem(files, name)
+        problem = _problem(files, name, state_url, store)
+        if problem and _mended_from_spare(files, name):
+            problem = _problem(files, name, state_url, store)
         if problem is None:
             return name
         log.warning("checkpoint %s is torn (%s): skipped", files.url(name), problem)
@@ -69,6 +71,23 @@ def snapshot_of(files: Commits, name: str) -> bytes | None:
     except (FileNotFoundError, DamagedCommit):
         return None
     return data if hashlib.sha256(data).hexdigest() == facts["sha256"] else None
+
+
+def _problem(files: CheckpointFiles, name: str, state_url: str | None, store: StateStore | None) -> str | None:
+    return files.problem(name) or _state_problem(name, state_url, store) or _best_problem(files, name)
+
+
+def _mended_from_spare(files: CheckpointFiles, name: str) -> bool:
+    """Whether tensors of this checkpoint or of its best epoch's could be brought back; what was, is said."""
+    try:
+        step = files.commit_of(name)["position"].get("best_step")
+    except (FileNotFoundError, DamagedCommit):
+        return False
+    best = [files.name(step)] if isinstance(step, int) else []
+    mended = [files.url(one, file) for one in dict.fromkeys([name, *best]) for file in files.mend_from_spare(one)]
+    for url in mended:
+        log.warning("mended: %s, from its spare copy", url)
+    return bool(mended)
 
 
 def _state_problem(name: str, state_url: str | None, store: StateStore | None) -> str | None:

@@ -7,6 +7,7 @@ itself); later bases win over earlier ones, its own keys over all. A file with `
 
 from __future__ import annotations
 
+import copy
 import os
 from typing import Any
 
@@ -16,8 +17,12 @@ from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.basics.places import CONFIGS
 from lacuna.basics.whole_number import whole_number
+from lacuna.basics.yaml_text import parse_yaml
 from lacuna.trainer.config.sections import Config, parse_config
 from lacuna.trainer.config.tables import Table, closest, is_table, parse_table, pick
+
+Change = tuple[list[str], Any, str]
+"""Keys that lead to a setting, its new value, and how the reader of an error knows the change."""
 
 
 def load_config(source: str, overrides: list[str]) -> Config:
@@ -25,23 +30,32 @@ def load_config(source: str, overrides: list[str]) -> Config:
 
     `source`: a file or URL, a table's row as FILE:ROW, or either by the name of what ships.
     """
-    body = read_body(source)
-    parsed = [_parse_override(override) for override in overrides]
+    return parse_config(changed(read_body(source), parse_overrides(overrides)), source)
+
+
+def parse_overrides(overrides: list[str]) -> list[Change]:
+    return [_parse_override(override) for override in overrides]
+
+
+def changed(body: dict, changes: list[Change]) -> dict:
+    """A body with changes made to it, which itself stays as it is; the result is checked by `parse_config`."""
+    body = copy.deepcopy(body)
+    body.pop("tune", None)  # what `lacuna tune` searches is no part of a run
     # A method's name first: another method drops the settings of the one before it, not those given beside it.
-    for keys, value, override in sorted(parsed, key=lambda o: o[0] != ["method", "name"]):
+    for keys, value, named in sorted(changes, key=lambda change: change[0] != ["method", "name"]):
         old = body.get("method")
         if keys == ["method", "name"] and isinstance(old, dict) and old.get("name") != value:
             body["method"] = {}
-        _set(body, keys, value, override)
-    return parse_config(body, source)
+        _set(body, keys, copy.deepcopy(value), named)
+    return body
 
 
-def _parse_override(override: str) -> tuple[list[str], Any, str]:
+def _parse_override(override: str) -> Change:
     key, equals, text = override.partition("=")
     if not equals:
         raise UserError(f"override {override!r}: write section.key=value, e.g. train.precision=bf16.")
     try:
-        return key.strip().split("."), yaml.safe_load(text), override
+        return key.strip().split("."), yaml.safe_load(text), f"override {override!r}"
     except yaml.YAMLError as error:
         reason = getattr(error, "problem", None) or error
         raise UserError(f"override {override!r}: {text!r} is not valid YAML ({reason}). Quote it: \"'…'\".") from None
@@ -114,7 +128,7 @@ def shipped() -> list[str]:
 def read_yaml(path: str, named: str) -> dict:
     """Keys and values of one file; `named`: how the reader of an error knows it."""
     try:
-        body = yaml.load(storage.read_bytes(path).decode(), _Loader)  # a SafeLoader
+        body = parse_yaml(storage.read_bytes(path).decode(), _Loader)
     except UserError:
         raise  # object storage, in its own words
     except OSError as error:
@@ -143,18 +157,18 @@ def merge_layers(base: dict, layers: list[dict]) -> dict:
     return base
 
 
-def _set(body: dict, path: list[str], value: Any, override: str) -> None:
+def _set(body: dict, path: list[str], value: Any, named: str) -> None:
     node: Any = body
     for i, part in enumerate(path):
         last = i == len(path) - 1
         if isinstance(node, list):
             number = whole_number(part)
             if number is None or number >= len(node):
-                raise UserError(f"override {override!r}: {'.'.join(path[:i])} is a list; "
+                raise UserError(f"{named}: {'.'.join(path[:i])} is a list; "
                                 f"use an index 0..{len(node) - 1}.")
             part = number  # type: ignore[assignment]
         elif not isinstance(node, dict):
-            raise UserError(f"override {override!r}: {'.'.join(path[:i])} is a single value, it has no keys.")
+            raise UserError(f"{named}: {'.'.join(path[:i])} is a single value, it has no keys.")
         if last:
             node[part] = value
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ class Reported:
     """Who reports it, and of what."""
 
 
+@functools.cache
 def reported() -> list[Reported]:
     """Of every row that has a number to reach, in the tables' order."""
     found: list[Reported] = []

@@ -44,6 +44,8 @@ class SplitConfig(Section):
     """Name of the label sidecar."""
     subset: str | None = None
     """Name of a row subset (made by `lacuna annotate --scheme val_split`), or all rows."""
+    groups: str | None = None
+    """Name of groups of samples (made by `lacuna annotate --scheme groups`), for train.group_weight."""
 
 
 class AugmentConfig(Section):
@@ -66,6 +68,9 @@ class AugmentConfig(Section):
     """How often an image loses its colours."""
     blur: float = Field(0.0, ge=0, le=1)
     """How often an image is blurred (3 × 3 pixels)."""
+    scaled_decode: bool = True
+    """Decode a JPEG at 1/2, 1/4 or 1/8 of its sides where a random-resized crop is at least 2, 4 or 8 times image_size:
+    large photos load faster and look the same to within a grey level or two. Tables of papers have it off."""
 
     @model_validator(mode="after")
     def _scale_is_a_range(self) -> AugmentConfig:
@@ -81,8 +86,8 @@ class DataConfig(Section):
     test: SplitConfig | None = None
     """Looked at once, with the best epoch's weights."""
     fully_labelled: SplitConfig | None = None
-    """Training images whose labels are complete (the same shards with a subset, or with another sidecar): methods that
-    need the expected number of positives estimate it here; by default on val."""
+    """Training images whose labels are complete (the same shards with a subset, or with another sidecar): the expected
+    number of positives is estimated here (by default on val), and with train.fully_labelled_weight they learn, too."""
     image_size: int = Field(224, gt=0)
     augment: AugmentConfig = AugmentConfig()
     strong_augment: AugmentConfig = AugmentConfig(randaugment=2, cutout=0.5)
@@ -124,8 +129,21 @@ class ModelConfig(Section):
     """k, the mean number of true positives per image (VOC 1.5, COCO 2.9, NUS 1.9, CUB 31.4): for head_bias and for the
     methods that need it. By default that of fully labelled images (data.fully_labelled, or val)."""
     head_bias: Literal["prior", "zero", "default"] = "prior"
-    """Where the head's bias starts. prior: logit(k/L), so that an untrained head expects k positives per image;
-    default: torch's random start, as papers' code has it."""
+    """Where the head's bias starts. prior: an untrained head expects k positives per image, every class by its share of
+    the annotated positives (on COCO features better than one constant for all classes, see docs/results.md); default:
+    torch's random start, as papers' code has it."""
+    head: Literal["linear", "csra"] = "linear"
+    """csra: residual attention (Zhu and Wu, ICCV 2021). A class's logit is the mean of its scores over the cells of the
+    feature map, plus csra_weight times their mean weighted by a softmax over the cells; the weights of a class are
+    divided by their length, so that only their direction learns. Needs images."""
+    csra_weight: float = Field(0.1, ge=0)
+    """λ of csra (published with ResNet-101: VOC 0.1, COCO 0.2 to 0.4)."""
+    csra_temperature: float = Field(1.0, gt=0)
+    """T of csra's softmax: what scores are multiplied by; from 99 on the maximum, as published."""
+    head_init: str | None = None
+    """Where the head's weights start: a file with a vector per class, such as the OUT.text.npz of `lacuna scores` (by
+    class name) or a .npy [L, D]. Vectors of another width than the head's input are turned into it so that their angles
+    stay, as far as the width allows; all are scaled to the mean length of torch's random start."""
     head_norm: Literal["none", "l2"] = "none"
     """l2: what enters the head (after the bottleneck) is divided by its length, centred, and scaled back to the spread
     that it had: c·(x/‖x‖ − mean). Mean and c are measured once, before the first step, and then stay: for features and
@@ -134,6 +152,16 @@ class ModelConfig(Section):
     boost: float = Field(1.0, gt=0)
     """BoostLU (Kim et al., CVPR 2023): positive scores of the score maps are multiplied by this before the mean over
     cells that makes the logits, in training and evaluation (published: 5); 1 = off."""
+
+
+class CacheConfig(Section):
+    """What the part of the classifier that does not learn makes of every sample, kept at half precision."""
+
+    views: int = Field(0, ge=0)
+    """How many random views of every sample (data.augment) the epochs use in turn; 0: the one view of evaluation
+    (data.eval_crop), as in the papers' linear protocol."""
+    seed: int = 0
+    """Of the random views, apart from the run's: runs with other seeds then share a cache."""
 
 
 class PhaseConfig(Section):
@@ -162,6 +190,9 @@ class PhaseConfig(Section):
     schedule: Literal["constant", "cosine", "one_cycle"] = "constant"
     warmup: Duration = "0st"
     """Linear rise from 0 (constant and cosine); one_cycle: length of the rise, usually 20%."""
+    cache: CacheConfig | None = None
+    """For phases whose learning part lies at the end, as with trainable: head. `{views: 0}`: what the fixed part makes
+    of a sample is computed once and then read; all runs with the same fixed part share it (train.cache_url)."""
 
     @model_validator(mode="after")
     def _one_cycle_rises(self) -> PhaseConfig:
@@ -175,14 +206,38 @@ class TrainConfig(Section):
     micro_batch: int = Field(0, ge=0)
     """Most samples per rank in one forward; 0 = the rank's whole share. The global batch never changes."""
     clip_norm: float = Field(0.0, ge=0)
+    group_weight: float = Field(0.0, ge=0)
+    """AssetReg (NeurIPS 2025), beside any method: weight of the cross-entropy of predictions to the running average of
+    their group (data.train.groups); 0 = off. The averages take 4 · groups · classes bytes on every rank."""
+    group_rate: float = Field(0.001, gt=0, le=1)
+    """How much a step's predictions move the average of their group."""
+    group_start: float | None = Field(None, ge=0, le=1)
+    """Where averages start, but for annotated positives, which start at 1; default: uniformly in 0.4 to 0.6."""
     ema_decay: float = Field(0.0, ge=0, lt=1)
     """Weight EMA; 0 = off. When on, evaluation uses the averaged weights."""
+    fully_labelled_weight: float = Field(0.0, ge=0)
+    """How much data.fully_labelled counts in the loss of any method: this times the mean over those images, beside the
+    mean over the epoch's own. 300 of 12,800 images weigh like any others at 0.023. Every step takes a quarter of the
+    phase's batch of them in addition; 0 = off."""
+    mixup: float = Field(0.0, ge=0, le=1)
+    """Strength of mixup: an image is blended with another one of its batch by a share drawn from Beta(this, this), and
+    the loss is that of both labels, by their shares; 0 = off. Methods that remember single samples refuse it."""
+    cutmix: float = Field(0.0, ge=0, le=1)
+    """The same by pasting a square of the other image; with mixup, every sample takes one of the two."""
+    tf32: bool = True
+    """On GPUs, factors of float32 products and convolutions are rounded to TensorFloat-32 (10 bits): faster."""
+    cudnn_benchmark: bool = False
+    """On GPUs, try all convolution algorithms on the first batch of every shape and keep the fastest; a resumed run may
+    then choose others and differ in the last bits."""
     compile: bool = False
     channels_last: bool = False
     deepspeed: str = "zero0"
     """A JSON file, or a name in configs/deepspeed/."""
     eval_every: int = Field(1, gt=0)
     """Epochs."""
+    stop_after: int = Field(0, ge=0)
+    """Epochs, over all phases, after which a launch ends as if it had been asked to; 0 = never. The same config with a
+    larger number goes on from there, as if it had never stopped."""
     log_every: int = Field(10, gt=0)
     """Steps."""
     checkpoint_every: PositiveDuration = "1ep"
@@ -193,7 +248,11 @@ class TrainConfig(Section):
     state_url: str | None = None
     """Where per-sample state lives (folder or fsspec URL); default: the run folder's state/."""
     state_budget_mb: float = Field(1024, gt=0)
-    """RAM per rank for per-sample state."""
+    """RAM per rank for per-sample state; a phase with a cache may take as much again for that."""
+    cache_url: str | None = None
+    """Where what phases cache lives (folder or fsspec URL), shared by runs; default: .cache in run_folder."""
+    cache_budget_gb: float | None = Field(None, gt=0)
+    """Most that the views of this run may take there; default: what is free."""
     staging: str | None = None
     """Folder on every node for the files of a run on object storage until they are uploaded (default: the system's
     temporary folder); needs room for a checkpoint."""
@@ -227,8 +286,12 @@ class Config(Section):
         return os.path.join(self.run_folder, self.name)
 
     def fingerprint(self) -> str:
-        """Names what a checkpoint depends on: everything but how fast and where it runs."""
-        return hashlib.sha256(json.dumps(self._identity(), sort_keys=True).encode()).hexdigest()[:16]
+        """Names what a checkpoint depends on: everything but how fast and where it runs, and for how many epochs
+        (checkpoints/extending.py says when those may change)."""
+        body = self._identity()
+        for phase in body["phases"]:
+            phase.pop("epochs")
+        return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
 
     def differences(self, other: Config) -> list[str]:
         """Keys that give two configs different fingerprints, as `section.key: this → other`."""
@@ -238,15 +301,17 @@ class Config(Section):
 
     def _identity(self) -> dict:
         body = self.model_dump()
-        # Samples are named by the fingerprints of the index and the sidecar, so a dataset may move.
-        for split in ("train", "val", "test", "fully_labelled"):
+        # Samples are named by the fingerprints of the index and the sidecar, so a dataset may move. Training never
+        # looks at the test set: a run that was trained without one may be given one afterwards.
+        body["data"].pop("test")
+        for split in ("train", "val", "fully_labelled"):
             if body["data"][split]:
                 body["data"][split].pop("url")
         for key in ("workers", "prefetch", "scratch", "max_bad_fraction"):
             body["data"].pop(key)
         for key in ("log_every", "checkpoint_every", "keep", "timeout_seconds", "trace_samples", "micro_batch",
-                    "deepspeed", "compile", "channels_last", "state_url", "state_budget_mb",
-                    "staging"):
+                    "deepspeed", "compile", "channels_last", "cudnn_benchmark", "state_url", "state_budget_mb",
+                    "cache_url", "cache_budget_gb", "staging", "stop_after"):
             body["train"].pop(key)
         for key in ("run_folder", "name"):
             body.pop(key)

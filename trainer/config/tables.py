@@ -5,6 +5,7 @@
   base: base/coco14.yaml                  of every row that names none; one or several
   shared: {…}                             parts that rows repeat by YAML's & and *; not read by itself
   defaults: {…}                           settings of every row
+  search: {"*_linear": {phases.0.lr: [1e-3, 1e-4]}}      by pattern (the first that fits), what the paper searched
   rows:
     coco14_an_linear: {method: {name: an}, phases: *linear, reported: 62.3}
 A row's settings win over `defaults`, these over the bases. The run is named like its row.
@@ -13,6 +14,7 @@ A row's settings win over `defaults`, these over the bases. The run is named lik
 from __future__ import annotations
 
 import difflib
+import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -21,6 +23,7 @@ from pydantic import BeforeValidator, Field
 
 from lacuna.basics.errors import UserError
 from lacuna.trainer.config.sections import Config, Section
+from lacuna.trainer.config.spaces import grid, parse_space
 from lacuna.trainer.config.validation import validated
 
 Numbers = float | dict[str, float | list[float]]
@@ -51,6 +54,8 @@ class Table(Section):
     base: Bases = Field(default_factory=list)
     shared: dict[str, Any] = Field(default_factory=dict)
     defaults: dict[str, Any] = Field(default_factory=dict)
+    search: dict[str, dict[str, Any] | None] = Field(default_factory=dict)
+    """Pattern of rows → choices whose combinations were tried, the best chosen on validation images; null: none."""
     rows: dict[str, dict[str, Any]] = Field(min_length=1)
 
 
@@ -76,6 +81,10 @@ def parse_table(body: dict, where: str) -> Table:
     """A checked table; every mistake is a UserError that names the key."""
     table = validated(Table, body, where)
     _check_keys(table.defaults, _SETTINGS, f"{where}: defaults")
+    for pattern, space in table.search.items():
+        grid(parse_space(space or {}, f"{where}: search {pattern}"), f"{where}: search {pattern}")
+        if not fnmatch.filter(table.rows, pattern):
+            raise UserError(f"{where}: search {pattern!r}: no row fits; {closest(pattern, table.rows, 'rows')}")
     for name, row in table.rows.items():
         if not name or set(name) & set(":/\\") or name.strip(".") == "":
             raise UserError(f"{where}: row {name!r}: a run's folder is named like it; use letters, digits, - and _.")
@@ -84,6 +93,12 @@ def parse_table(body: dict, where: str) -> Table:
         if made.reported is not None and not table.source:
             raise UserError(f"{where}: row {name} has a reported number, but key 'source' does not say whose it is.")
     return table
+
+
+def searched(table: Table, row: str) -> list[dict[str, Any]]:
+    """The settings that the paper tried for a row, each by its keys; empty: it had no search."""
+    space = next((space for pattern, space in table.search.items() if fnmatch.fnmatchcase(row, pattern)), None)
+    return grid(parse_space(space, row), row) if space else []
 
 
 def pick(table: Table, row: str | None, where: str) -> Experiment:

@@ -10,6 +10,7 @@ from lacuna.basics.errors import UserError
 from lacuna.trainer.config.validation import validated
 from lacuna.trainer.methods import (
     asl,
+    cap,
     ccd,
     cole,
     crisp,
@@ -65,6 +66,7 @@ METHODS: dict[str, type[Method]] = {
     "em": entropy.EntropyMaximization,
     "em_apl": entropy.PseudoNegatives,
     "asl": asl.Asl,
+    "cap": cap.Cap,
     "hill": hill.Hill,
     "splc": hill.Splc,
     "gr": gr.GeneralizedRobust,
@@ -85,7 +87,7 @@ METHODS: dict[str, type[Method]] = {
 
 def score_of(body: dict) -> Score:
     """How the method of a config's `method` section makes scores of logits."""
-    return METHODS.get(body["name"], Method).score  # a method registered elsewhere is not here to say
+    return METHODS.get(body["name"], Method).score_with(body)  # a method registered elsewhere is not here to say
 
 
 def build_method(body: dict, task: Task) -> Method:
@@ -109,8 +111,9 @@ def build_method(body: dict, task: Task) -> Method:
         raise UserError(f"method.name = {name!r} needs method.neighbors: what `lacuna neighbors` made for the shards, "
                         "labels and subset of data.train.")
     if needs.scores and not body.get("scores"):
-        raise UserError(f"method.name = {name!r} needs tables of scores: {', '.join(needs.scores)}. Import them "
-                        "with `lacuna import-scores`, and set method.scores to the store's URL.")
+        raise UserError(f"method.name = {name!r} needs tables of scores: {', '.join(needs.scores)}. Make them "
+                        "with `lacuna scores`, or read yours with `lacuna import-scores`, and set method.scores to the "
+                        "store's URL.")
     if (needs.maps or needs.strong_view) and not task.grid:
         wanted = "score maps" if needs.maps else "two views of an image"
         raise UserError(f"method.name = {name!r} needs {wanted}, which feature shards do not have. Use image shards, "

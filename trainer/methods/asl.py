@@ -34,8 +34,11 @@ class Asl(Method[AslSettings]):
     paper = "Ridnik et al., Asymmetric Loss for Multi-Label Classification, ICCV 2021"
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
+        return LossTerms(self.entries(outputs.logits, positive(batch.labels)).sum(1) * step.samples)
+
+    def entries(self, logits: torch.Tensor, is_positive: torch.Tensor) -> torch.Tensor:
+        """[B, L], where everything that is not positive is negative."""
         settings = self.settings
-        logits, is_positive = outputs.logits, positive(batch.labels)
         # What the focal weight is a power of: 1 − the probability of the label, taken from σ(−a) to keep its digits.
         miss = torch.where(is_positive, torch.sigmoid(-logits), F.relu(torch.sigmoid(logits) - settings.clip))
         if not settings.focal_gradient:
@@ -43,7 +46,7 @@ class Asl(Method[AslSettings]):
         weight = torch.where(is_positive, safe_power(miss, settings.gamma_positive),
                              safe_power(miss, settings.gamma_negative))
         entries = torch.where(is_positive, log_positive(logits), log_negative(logits, settings.clip))
-        return LossTerms(-(weight * entries).sum(1) * step.samples)
+        return -(weight * entries)
 
 
 def log_positive(logits: torch.Tensor) -> torch.Tensor:

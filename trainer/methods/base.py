@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar, get_args
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict
 
 from lacuna.basics.errors import UserError
@@ -136,8 +137,10 @@ class Needs:
     maps: bool = False  # score maps in the outputs, hence images
     strong_view: bool = False  # a second view of every image by data.strong_augment, as batch.strong_view
     same_crop: bool = False  # both views show the same cells: the strong one keeps the first one's crop and flip
+    pixels: bool = False  # its loss makes images of its own from those of the batch
     backbone: bool = False  # does nothing for a classifier of which only the head learns
     scored_pass: bool = False  # begin_epoch goes over all training samples (EpochStart.scored)
+    epochs: bool = False  # what it does depends on how many epochs the phase has: a run cannot be given more later
     whole_batch: bool = False  # a term needs the global batch at once: two forwards with gradient accumulation
     scores: tuple[str, ...] = ()  # imported score tables that `method.scores` must hold (score_table.py)
     neighbors: bool = False  # the setting `neighbors` names what `lacuna neighbors` made
@@ -166,6 +169,11 @@ class Method(Generic[SettingsT]):
 
     def __init__(self, settings: SettingsT, task: Task):
         self.settings, self.task = settings, task
+
+    @classmethod
+    def score_with(cls, settings: dict) -> Score:
+        """How logits become scores, where that depends on the settings (the config's `method` section)."""
+        return cls.score
 
     def needs(self) -> Needs:
         return Needs()
@@ -197,6 +205,13 @@ class Method(Generic[SettingsT]):
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
         raise NotImplementedError(f"{type(self).__name__} has no loss")
+
+    def complete_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """[B]: of further images without state whose labels are complete (train.fully_labelled_weight).
+
+        Binary cross entropy, the mean over classes; a method that reads its logits otherwise says how.
+        """
+        return F.binary_cross_entropy_with_logits(logits, positive(labels).to(logits.dtype), reduction="none").mean(1)
 
     def state(self) -> dict[str, torch.Tensor]:
         """Class-level and global state, for the checkpoint."""

@@ -25,7 +25,7 @@ class Cardinalities:
     """k_n = 1 + how many bounds lie below (predicted count, sample number), compared in that order."""
 
     bounds: np.ndarray  # int64 [K − 1, 2], ascending; counts in units of the stored scores
-    rows: int  # rows of the longest shard: sample number = shard · rows + row
+    max_rows: int  # of the longest shard: sample number = shard · max_rows + row
 
     def of(self, counts: np.ndarray, samples: np.ndarray) -> np.ndarray:
         """int64 [B]."""
@@ -36,7 +36,7 @@ class Cardinalities:
     def expected(self, rows: StateRows, field: str, labels: torch.Tensor) -> torch.Tensor:
         """bool [B, L]: annotated positives and the best of the unknown entries, k_n together."""
         codes, scores = rows.codes(field).astype(np.int64), rows.read(field)
-        k = to_device(self.of(codes.sum(1), rows.samples(self.rows)), scores.device)
+        k = to_device(self.of(codes.sum(1), rows.samples(self.max_rows)), scores.device)
         ranked = torch.where(unknown(labels), scores, -1.0).sort(dim=1, descending=True, stable=True).indices
         room = k - positive(labels).sum(1)
         place = torch.arange(scores.shape[1], device=scores.device).expand_as(ranked)

@@ -43,11 +43,10 @@ class Bce(Method):
         return Needs(full_labels=True)
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
-        as_positive, as_negative = log_loss(outputs.logits)
-        right = torch.where(positive(batch.labels), as_positive, as_negative)
-        if not self.smoothing:
-            return LossTerms(right.mean(1))
-        wrong = torch.where(positive(batch.labels), as_negative, as_positive)
+        towards = torch.where(positive(batch.labels), outputs.logits, -outputs.logits)
+        if not self.smoothing:  # half the work of both sides
+            return LossTerms(-torch.log(torch.sigmoid(towards) + _EPSILON).mean(1))
+        right, wrong = log_loss(towards)
         return LossTerms(((1 - self.smoothing) * right + self.smoothing * wrong).mean(1))
 
 

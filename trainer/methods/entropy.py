@@ -31,6 +31,7 @@ from lacuna.trainer.methods.base import (
 )
 from lacuna.trainer.methods.cole import log_loss
 from lacuna.trainer.methods.cutoff_state import CUTOFF_STATE, from_tensors, to_tensors
+from lacuna.trainer.methods.ranked_logits import APART, LARGEST, first_counts, score_field
 
 PAPER = "Zhou et al., Acknowledging the Unknown for Multi-Label Learning with Single Positive Labels, ECCV 2022"
 
@@ -61,10 +62,6 @@ def entropy_entries(logits: torch.Tensor, labels: torch.Tensor, weight: float) -
     return torch.where(positive(labels) | negative(labels), known, -weight * entropy)
 
 
-_LARGEST = 30.0  # logits are kept within ±30 in the store
-_APART = 32.0  # what keeps candidates (above 0), never scored (0) and assigned entries (below 0) apart
-
-
 class PseudoNegativeSettings(EntropySettings):
     pseudo_weight: float = Field(0.9, ge=0)
     """β: COCO 0.9, VOC 0.02, NUS 0.2, CUB 0.4."""
@@ -91,15 +88,13 @@ class PseudoNegatives(EntropyMaximization):
     cutoffs: Cutoffs | None = None
 
     def fields(self) -> list[StateField]:
-        return [StateField("score", (self.task.classes,), "uint16", range=(-64.0, 64.0), histogram=True)]
+        return [score_field(self.task)]
 
     def initial_counts(self) -> dict[str, np.ndarray]:
-        counts = np.zeros((self.task.classes, 256), dtype=np.int64)
-        counts[:, 128] = self.task.samples - self.task.negatives  # every entry in the ranking starts at 0, mid-range
-        return {"score": counts}
+        return first_counts(self.task)
 
     def needs(self) -> Needs:
-        return Needs(scored_pass=True)
+        return Needs(scored_pass=True, epochs=True)
 
     def quotas(self, epochs: int) -> np.ndarray:
         """M_i."""
@@ -112,7 +107,7 @@ class PseudoNegatives(EntropyMaximization):
         if start.epoch < self.settings.warmup_epochs:
             return
         for scored in start.scored():
-            score = -scored.outputs.logits.clamp(-_LARGEST, _LARGEST) + _APART
+            score = -scored.outputs.logits.clamp(-LARGEST, LARGEST) + APART
             candidate = unknown(scored.batch.labels) & (scored.state.read("score") > -1)
             scored.state.write({"score": Masked(score, candidate)})
         self.cutoffs = start.state.cutoffs("score", self.quotas(start.epochs), start.overall)
@@ -122,9 +117,9 @@ class PseudoNegatives(EntropyMaximization):
         score, rows = step.state.read("score"), {}
         if self.cutoffs is not None:
             chosen = step.state.selected("score", self.cutoffs) & unknown(batch.labels) & (score > 1)
-            score = torch.where(chosen, score - 2 * _APART, score)
+            score = torch.where(chosen, score - 2 * APART, score)
             rows = {"score": Masked(score, chosen)}
-        target = torch.sigmoid(-(score + _APART))
+        target = torch.sigmoid(-(score + APART))
         as_positive, as_negative = log_loss(outputs.logits)
         pseudo = settings.pseudo_weight * (target * as_positive + (1 - target) * as_negative)
         entries = entropy_entries(outputs.logits, batch.labels, settings.entropy_weight)

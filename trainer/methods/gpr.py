@@ -47,7 +47,7 @@ class Gpr(TableMethod[GprSettings]):
         self.k = expected_positives(task) if settings.regularizer else 0.0
 
     def needs(self) -> Needs:
-        return Needs(scores=self.tables, whole_batch=True)
+        return Needs(scores=self.tables, whole_batch=True, epochs=True)
 
     def scores(self, labels: torch.Tensor, step: Step) -> torch.Tensor:
         return step.state.read("scores")

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from lacuna.data_pipelines.stream import Batch
-from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, negative, positive
+from lacuna.trainer.methods.base import LossTerms, Method, Needs, Outputs, Settings, Step, negative, positive
 
 _EPSILON = 1e-7
 
@@ -65,6 +65,9 @@ class GeneralizedRobust(Method[GrSettings]):
     """GR. A verified negative (the paper has none) is −ln(1 − p + 1e-7)."""
 
     paper = "Chen et al., Boosting Single Positive Multi-Label Classification with Generalized Robust Loss, IJCAI 2024"
+
+    def needs(self) -> Needs:
+        return Needs(epochs=True)
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
         settings = self.settings

@@ -54,7 +54,7 @@ class Ignore(Method[IgnoreSettings]):
         self.gap, self.logits = torch.zeros(1), torch.zeros(task.classes)
 
     def needs(self) -> Needs:
-        return Needs(maps=True, strong_view=True, whole_batch=True)
+        return Needs(maps=True, strong_view=True, pixels=True, whole_batch=True)
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
         settings = self.settings

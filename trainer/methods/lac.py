@@ -10,18 +10,22 @@ through this batch's entries only.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lacuna.data_pipelines.stream import Batch
-from lacuna.trainer.methods.all_ranks import rows_of_all_ranks
 from lacuna.trainer.methods.base import LossTerms, Method, Needs, Outputs, Settings, Step, Task, negative, positive
 from lacuna.trainer.methods.large_loss import assume_negative
 from lacuna.trainer.methods.top_entries import global_top
+from lacuna.trainer.on_device.uploads import to_device
+
+_AT_ONCE = 64  # feature maps that are copied at a time, and again in the backward: all would be too much memory
 
 
 class LacSettings(Settings):
@@ -76,30 +80,47 @@ class Lac(Method[LacSettings]):
         sure = torch.sigmoid(outputs.logits.detach()) + positive(batch.labels)
         sure = torch.where(negative(batch.labels), 0.0, sure)
         own = assume_negative(outputs.logits, batch.labels).mean(1)
-        agree = agreement(strong.logits, sure, threshold, step)
-        projected, classes = self._entries(outputs, strong, sure, threshold if started else torch.inf, step)
-        self.queue, value = self.queue.contrast(projected, classes, settings.temperature)
-        return LossTerms(own + settings.consistency * agree, settings.contrast * value)
+        terms = LossTerms(own + settings.consistency * agreement(strong.logits, sure, threshold, step))
+        if started:
+            entries = self._entries(outputs, strong, sure, threshold, step)
+            self.queue, value = self.queue.contrast(entries, settings.temperature)
+            terms.coupled = settings.contrast * value
+        else:  # every parameter has a gradient on every rank
+            terms.coupled = self.projector(outputs.logits.new_zeros((0, self.task.width))).sum()
+        return terms
 
-    def _entries(self, outputs: Outputs, strong: Outputs, sure: torch.Tensor, threshold: float,
-                 step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-        """(features [M, 2, E] of all ranks' confident entries, their classes [M]), the most confident if too many.
-
-        The projector runs even without entries: every parameter has a gradient on every rank.
-        """
-        size = self.settings.queue
-        places, chosen = global_top(torch.where(sure >= threshold, sure, -torch.inf), size, step.world)
-        mine = places[chosen].sort().values
-        rows, classes = mine // sure.shape[1], mine % sure.shape[1]
+    def _entries(self, outputs: Outputs, strong: Outputs, sure: torch.Tensor, threshold: float, step: Step) -> Entries:
+        """All ranks' confident entries in the order of their places, the most confident if there are too many."""
+        size, world = self.settings.queue, step.world
+        places, chosen = global_top(torch.where(sure >= threshold, sure, -torch.inf), size, world)
+        places = torch.where(chosen, places, sure.numel() - 1).sort().values  # those not chosen repeat the last place
+        if not len(sure):  # the projector still runs: every parameter has a gradient on every rank
+            places = places[:0]
+        rows, classes = places // sure.shape[1], places % sure.shape[1]
         views = [F.normalize(self.projector(attended(view, rows, classes)), dim=1) for view in (outputs, strong)]
-        features, classes = rows_of_all_ranks(step.world, torch.stack(views, 1), classes)
-        return features, classes
+        counts = world.all_gather(chosen.sum())
+        # Behind those of the ranks before, as many as were chosen: all that the sum over ranks sees.
+        at, mine = shifted(counts[: world.rank].sum(), counts[world.rank], size, size)
+        missing = size - len(places)
+        features = F.pad(torch.stack(views, 1), (0, 0, 0, 0, 0, missing))[at]
+        classes = F.pad(classes, (0, missing))[at]
+        return Entries(world.global_sum(torch.where(mine[:, None, None], features, 0.0)),
+                       world.global_sum(torch.where(mine, classes, 0)), counts.sum())
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"queue": self.queue.features, "classes": self.queue.classes, "pointer": self.queue.pointer}
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         self.queue = Queue(state["queue"], state["classes"], state["pointer"])
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The first `count` are there; shapes that depended on it would make the host wait for the device."""
+
+    features: torch.Tensor  # [K, 2, E]
+    classes: torch.Tensor  # [K]
+    count: torch.Tensor
 
 
 class Queue:
@@ -112,15 +133,23 @@ class Queue:
     def empty(cls, size: int, width: int) -> Queue:
         return cls(torch.zeros(size, 2, width), torch.full((size,), -1), torch.zeros(1, dtype=torch.int64))
 
-    def contrast(self, features: torch.Tensor, classes: torch.Tensor, temperature: float) -> tuple[Queue, torch.Tensor]:
-        """The queue with this batch in it, and the contrastive loss over it."""
-        size, count, at = len(self.classes), len(classes), int(self.pointer)
-        at = 0 if at + count >= size else at  # ≥: a batch that would just fit goes to the start, as published
-        held, labels = self.features.to(features).clone(), self.classes.to(classes.device).clone()
-        held[at : at + count], labels[at : at + count] = features, classes
-        valid = labels >= 0  # a prefix: every batch begins where the one before ended, or at the start
-        value = contrastive(held[valid], labels[valid], temperature)
-        return Queue(held.detach().cpu(), labels.cpu(), torch.tensor([at + count])), value
+    def contrast(self, new: Entries, temperature: float) -> tuple[Queue, torch.Tensor]:
+        """The queue with this batch in it, on the device, and the contrastive loss over it."""
+        device, size = new.features.device, len(self.classes)
+        pointer = to_device(self.pointer, device)
+        # ≥: a batch that would just fit goes to the start, as published.
+        start = torch.where(pointer + new.count >= size, 0, pointer)
+        at, fresh = shifted(start, new.count, size, len(new.classes))
+        held = to_device(self.features, device).to(new.features.dtype)
+        held = torch.where(fresh[:, None, None], new.features[at], held)
+        classes = torch.where(fresh, new.classes[at], to_device(self.classes, device))
+        return Queue(held.detach().float(), classes, start + new.count), contrastive(held, classes, temperature)
+
+
+def shifted(start: torch.Tensor, count: torch.Tensor, size: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """If the first `count` of `length` items move to `start`: for each of `size` places, (which item, whether one)."""
+    item = torch.arange(size, device=count.device) - start
+    return item.clamp(0, length - 1), (item >= 0) & (item < count)
 
 
 def agreement(strong: torch.Tensor, sure: torch.Tensor, threshold: float, step: Step) -> torch.Tensor:
@@ -135,18 +164,23 @@ def attended(view: Outputs, rows: torch.Tensor, classes: torch.Tensor) -> torch.
     """[M, D]: for each (image, class) the features under the class's attention."""
     weights = view.maps[rows, classes].flatten(1).softmax(1)  # [M, cells]
     features = view.features.to(weights.dtype).flatten(2)  # [B, D, cells]
-    # Image by image: features of every entry at once would be M copies of a feature map.
-    parts = [weights[rows == row] @ features[row].T for row in rows.unique().tolist()]
-    return torch.cat(parts) if parts else weights.new_zeros((0, features.shape[1]))
+    parts = [checkpoint(_weighted, features, *part, use_reentrant=False, preserve_rng_state=False)
+             for part in zip(rows.split(_AT_ONCE), weights.split(_AT_ONCE), strict=True)]
+    return torch.cat(parts)
+
+
+def _weighted(features: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return (features[rows] @ weights[:, :, None])[:, :, 0]
 
 
 def contrastive(features: torch.Tensor, classes: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Supervised contrastive loss of unit features [V, 2, E]; 0 if there are none."""
-    every, labels = features.flatten(0, 1), classes.repeat_interleave(2)
-    if not len(every):
-        return features.sum()
-    alone = torch.eye(len(every), dtype=torch.bool, device=every.device)
-    near = (every @ every.T / temperature).masked_fill(alone, -torch.inf)
+    """Supervised contrastive loss of unit features [V, 2, E], those of class −1 left out; 0 if there are none."""
+    every, labels = features.flatten(0, 1), classes[:, None].expand(-1, 2).flatten()
+    there, alone = labels >= 0, torch.eye(len(labels), dtype=torch.bool, device=every.device)
+    # A row that is left out sees only itself, so that its logsumexp stays finite.
+    seen = torch.where(there[:, None], there & ~alone, alone)
+    near = (every @ every.T / temperature).masked_fill(~seen, -torch.inf)
     log_share = near - near.logsumexp(1, keepdim=True)
-    same = (labels[:, None] == labels) & ~alone
-    return -(torch.where(same, log_share, 0.0).sum(1) / same.sum(1)).mean()
+    same = (labels[:, None] == labels) & seen & there
+    means = torch.where(same, log_share, 0.0).sum(1) / same.sum(1).clamp(min=1)
+    return -means.sum() / there.sum().clamp(min=1)

@@ -9,23 +9,18 @@ have class c. With a relation R of the classes, the strong view follows R·p too
 
 from __future__ import annotations
 
-import io
-import zipfile
 from typing import ClassVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from lacuna.basics import storage
-from lacuna.basics.errors import UserError
-from lacuna.basics.npy_header import alone
 from lacuna.data_pipelines.stream import Batch
 from lacuna.state_store import Field as StateField
 from lacuna.trainer.methods.base import LossTerms, Needs, Outputs, Step, Task, positive, unknown
 from lacuna.trainer.methods.hill import Splc, SplcSettings
 from lacuna.trainer.on_device.uploads import to_device
+from lacuna.trainer.relations import read_relation
 
 
 class ScpnetSettings(SplcSettings):
@@ -36,8 +31,8 @@ class ScpnetSettings(SplcSettings):
     base_threshold: float = Field(0.95, gt=0, le=1)
     """b, the threshold of a class that is found as often as any."""
     relation: str | None = None
-    """R: a .npy file (fsspec URL) of [L, L] numbers in class order whose rows sum to 1; the authors make it from CLIP's
-    text features."""
+    """R: what `lacuna relation` made, or a .npy file (fsspec URL) of [L, L] numbers in class order whose rows sum to 1.
+    The authors make it from CLIP's text features (`lacuna relation text`)."""
     relation_weight: float = Field(1.0, ge=0)
     """κ (COCO and NUS 1, VOC 2, CUB 3)."""
 
@@ -60,7 +55,8 @@ class Scpnet(Splc):
     def __init__(self, settings: ScpnetSettings, task: Task):
         super().__init__(settings, task)
         self.counts = torch.zeros(task.classes, dtype=torch.int64)
-        self.relation = None if settings.relation is None else read_relation(settings.relation, task.classes)
+        self.relation = None if settings.relation is None else read_relation(
+            settings.relation, task.classes, task.class_names)
 
     def needs(self) -> Needs:
         return Needs(strong_view=True, whole_batch=True)
@@ -104,24 +100,3 @@ class Scpnet(Splc):
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         self.counts = state["counts"]
-
-
-def read_relation(url: str, classes: int) -> torch.Tensor:
-    """float32 [L, L]."""
-    try:
-        data = storage.read_bytes(url)
-        matrix = alone(lambda: np.load(io.BytesIO(data), allow_pickle=False))
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UserError(f"method.relation = {url!r}: cannot be read ({reason}).") from None
-    except (ValueError, EOFError, SyntaxError, zipfile.BadZipFile) as error:
-        raise UserError(f"method.relation = {url!r}: no .npy file of numbers ({error}).") from None
-    if not isinstance(matrix, np.ndarray) or matrix.dtype.kind not in "fiu":
-        raise UserError(f"method.relation = {url!r}: no .npy file of numbers. Write it with numpy.save.")
-    if matrix.shape != (classes, classes):
-        raise UserError(f"method.relation = {url!r}: of shape {list(matrix.shape)}, the data needs "
-                        f"{[classes, classes]}: a row and a column for every class.")
-    values = torch.from_numpy(matrix.astype(np.float32))
-    if not ((values >= 0).all() and ((values.sum(1) - 1).abs() < 1e-3).all()):
-        raise UserError(f"method.relation = {url!r}: rows must be at least 0 and sum to 1, as a softmax makes them.")
-    return values

@@ -25,6 +25,9 @@ class Softmax(Method[Settings]):
     score: ClassVar[Score] = SOFTMAX
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
-        shown = positive(batch.labels)
-        logs = torch.log_softmax(outputs.logits, 1)
-        return LossTerms(-torch.where(shown, logs, 0.0).sum(1) / shown.sum(1).clamp(min=1))
+        return LossTerms(self.complete_loss(outputs.logits, batch.labels))
+
+    def complete_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        shown = positive(labels)
+        logs = torch.log_softmax(logits, 1)
+        return -torch.where(shown, logs, 0.0).sum(1) / shown.sum(1).clamp(min=1)

@@ -132,7 +132,7 @@ class Verelst(Method[VerelstSettings]):
         if self.cardinalities is None:
             return to_tensors(self.cutoffs)
         return {"cardinalities": torch.from_numpy(self.cardinalities.bounds),
-                "rows": torch.tensor([self.cardinalities.rows])}
+                "rows": torch.tensor([self.cardinalities.max_rows])}
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         self.cutoffs = self.cardinalities = None

@@ -34,7 +34,9 @@ class _Tokens(nn.Module):
         self.body = body
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        out = self.body.forward_features(inputs)  # type: ignore[operator]
+        return self.laid_out(self.body.forward_features(inputs))  # type: ignore[operator]
+
+    def laid_out(self, out: torch.Tensor) -> torch.Tensor:
         if out.ndim == 4:
             return out if out.shape[1] == self.body.num_features else out.permute(0, 3, 1, 2)
         side = math.isqrt(out.shape[1])
@@ -104,7 +106,7 @@ def _timm(name: str, weights: str, size: int) -> tuple[nn.Module, nn.Module]:
 
 def _not_fetched(weights: str, error: OSError) -> UserError:
     return UserError(f"model.weights = {weights!r} could not be fetched ({error}). Without a connection, give a "
-                     ".safetensors or .pth file of them, or 'none'.")
+                     ".safetensors or .pth file of them (`lacuna weights` finds and converts such files), or 'none'.")
 
 
 def _lacuna(name: str, weights: str, size: int) -> tuple[nn.Module, nn.Module]:

@@ -6,14 +6,17 @@ Pooling and the linear head commute, so logits are computed from pooled features
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from lacuna.basics.errors import UserError
 from lacuna.trainer.config.sections import DataConfig, ModelConfig
+from lacuna.trainer.models.attention import Attention
 from lacuna.trainer.models.backbones import SOURCES
+from lacuna.trainer.models.cuts import Cut
 from lacuna.trainer.models.head_norm import HeadNorm
 from lacuna.trainer.models.parts import learning, published_names
 from lacuna.trainer.models.weights import is_file, load_weights
@@ -26,7 +29,8 @@ _NORMS = {
 
 
 class Classifier(nn.Module):
-    """Inputs: uint8 [B, 3, H, W] (normalised here, on the device), or float [B, D] features."""
+    """Inputs: uint8 [B, 3, H, W] (normalised here, on the device), or float [B, D] features; in a phase with a cache
+    also float16, what the fixed part before the cut made of images."""
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -43,6 +47,9 @@ class Classifier(nn.Module):
         self.width = width
         self.extra: nn.Module | None = None  # what a method trains beside the head
         self.boost = config.boost
+        self.attention = Attention(config.csra_weight, config.csra_temperature) if config.head == "csra" else None
+        self.cut: Cut | None = None  # where half-precision inputs enter: what the part before it made of images
+        self.graph: Callable = Classifier.outputs
         self.freeze_statistics = config.batchnorm == "frozen"
         self.set_trainable("all")
         mean, std = _NORMS[normalize]
@@ -52,17 +59,26 @@ class Classifier(nn.Module):
     def forward(self, inputs: torch.Tensor,
                 with_maps: bool = False) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """logits [B, L], score-map logits [B, L, G, G] (None unless asked), and the features themselves."""
+        return self.graph(self, inputs, with_maps)
+
+    def compile(self, **options) -> None:
+        """Only what is computed: DeepSpeed's hooks count steps, and a graph with them would be made anew every time."""
+        self.graph = torch.compile(Classifier.outputs, **options)
+
+    def outputs(self, inputs: torch.Tensor,
+                with_maps: bool) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         features = self.features(inputs)
         pooled = self.pooled(features)
         factor = None if self.head_norm is None else self.head_norm.factor(pooled)
-        logits = self.classify(pooled, factor) if features.ndim == 2 or self.boost == 1 else None
+        of_maps = features.ndim == 4 and (self.boost != 1 or self.attention is not None)
+        logits = None if of_maps else self.classify(pooled, factor)
         if features.ndim == 2 or (logits is not None and not with_maps):
             assert logits is not None
             return logits, None, features
         maps = self.classify(self.neck(features.permute(0, 2, 3, 1)), factor).permute(0, 3, 1, 2)
-        if logits is None:  # boosted scores do not commute with pooling
-            maps = torch.where(maps > 0, self.boost * maps, maps)
-            logits = maps.mean((2, 3))
+        if logits is None:  # boosted or attended scores do not commute with pooling
+            maps = torch.where(maps > 0, self.boost * maps, maps) if self.boost != 1 else maps
+            logits = maps.mean((2, 3)) if self.attention is None else self.attention(maps, self.head.bias.float())
         return logits, maps if with_maps else None, features
 
     def pooled(self, features: torch.Tensor) -> torch.Tensor:
@@ -73,6 +89,8 @@ class Classifier(nn.Module):
         """Float32 logits of pooled vectors [B, D'], or of the cells of feature maps [B, G, G, D']."""
         if self.head_norm is not None and factor is not None:
             x = self.head_norm(x, factor)
+        if self.attention is not None:
+            return F.linear(x, F.normalize(self.head.weight, dim=1), self.head.bias).float()
         return self.head(x).float()
 
     @property
@@ -93,11 +111,19 @@ class Classifier(nn.Module):
 
     def features(self, inputs: torch.Tensor) -> torch.Tensor:
         """[B, D, G, G], or [B, D] for feature shards."""
+        if self.cut is not None and inputs.dtype == torch.float16:
+            return self.cut.rest(inputs.float())
         inputs = self.normalized(inputs)
         if not self.learning:
             with torch.no_grad():
                 return self.backbone(inputs)
         return self.backbone(inputs)
+
+    def before_cut(self, images: torch.Tensor) -> torch.Tensor:
+        """What the fixed part makes of uint8 images: what a cache keeps."""
+        assert self.cut is not None
+        with torch.no_grad():
+            return self.cut.fixed(self.normalized(images))
 
     def normalized(self, inputs: torch.Tensor) -> torch.Tensor:
         return (inputs.float() - self.mean) / self.std if inputs.dtype == torch.uint8 else inputs
@@ -127,6 +153,9 @@ def build_model(config: ModelConfig, data: DataConfig, classes: int, feature_wid
         found = "feature vectors" if feature_width else "images"
         raise UserError(f"model.backbone = {config.backbone!r}, but data.train holds {found}. Use 'features' for "
                         "feature shards, and 'torchvision:NAME' or 'timm:NAME' for images.")
+    if config.head == "csra" and (source == "features" or config.boost != 1):
+        raise UserError("model.head = 'csra' attends over score maps: it needs image shards, and model.boost=1. For "
+                        "feature shards use model.head=linear.")
     if source == "features" and config.boost != 1:
         raise UserError(f"model.boost = {config.boost} boosts score maps, but data.train holds feature vectors. Use "
                         "image shards, or model.boost=1.")
@@ -162,12 +191,13 @@ def spatial_side(model: Classifier, size: int) -> int:
         return model.eval().features(blank).shape[-1]
 
 
-def set_head_bias(model: Classifier, kind: str, k: float) -> None:
-    """Where the head starts: see model.head_bias."""
+def set_head_bias(model: Classifier, kind: str, frequencies: torch.Tensor) -> None:
+    """Where the head starts: see model.head_bias. Frequencies [L] of the classes, for `prior`."""
     if kind == "default":
         return
-    share = min(max(k / len(model.head.bias), 1e-6), 1 - 1e-6)
-    nn.init.constant_(model.head.bias, 0.0 if kind == "zero" else math.log(share / (1 - share)))
+    start = torch.zeros_like(frequencies) if kind == "zero" else torch.logit(frequencies, 1e-6)
+    with torch.no_grad():
+        model.head.bias.copy_(start)
 
 
 def head_and_blocks(model: Classifier) -> tuple[list[nn.Parameter], list[list[nn.Parameter]]]:

@@ -8,16 +8,15 @@ import torch
 
 from lacuna.state_store.fields import Field
 from lacuna.trainer.on_device.hashing import random_bits
-from lacuna.trainer.on_device.uploads import to_device
+from lacuna.trainer.on_device.uploads import beside
 
 _HALF_MAX, _HALF_TINY = 65504.0, 2.0**-14
 
 
-def upload(field: Field, stored: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Stored numbers there, as uint8 or signed integers that hold them, or as floats."""
-    if stored.dtype == np.uint16:
-        return to_device(stored.view(np.int16), device).to(torch.int32) & 0xFFFF
-    return to_device(stored, device)
+def upload(field: Field, stored: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Stored numbers (as `host_buffer` holds them) there, as uint8 or signed integers that hold them, or as floats."""
+    found = beside(stored, device)
+    return found.to(torch.int32) & 0xFFFF if field.stored_dtype == np.uint16 else found
 
 
 def decode(field: Field, codes: torch.Tensor) -> torch.Tensor:

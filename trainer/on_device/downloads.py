@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +23,10 @@ class Download:
 
 
 class Downloads:
-    """Of one device; the copies run beside what is computed meanwhile."""
+    """Of one device; the copies run beside what is computed meanwhile, and `threads` wait for them."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, threads: Executor):
+        self.threads = threads
         self.module: Any = torch.get_device_module(device)
         self.side = self.module.Stream(device)
 

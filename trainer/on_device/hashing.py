@@ -65,7 +65,7 @@ def selected(cutoffs: Cutoffs, codes: torch.Tensor, shards: np.ndarray, rows: np
     """bool [B, L]: `Cutoffs.selected`, without looking for ties first."""
     device = codes.device
     golden = np.uint64(0x9E3779B97F4A7C15)
-    samples = (np.asarray(shards).astype(np.int64) * cutoffs.rows + np.asarray(rows)).astype(np.uint64) * golden
+    samples = (np.asarray(shards).astype(np.int64) * cutoffs.max_rows + np.asarray(rows)).astype(np.uint64) * golden
     columns = hashing.mix64(np.arange(codes.shape[1], dtype=np.uint64) * golden + np.uint64(cutoffs.tie_key))
     keys = mix64(to_device(samples.view(np.int64), device)[:, None] + to_device(columns.view(np.int64), device))
     theta, bounds = to_device(cutoffs.codes, device), to_device(cutoffs.bounds.view(np.int64), device)

@@ -1,8 +1,9 @@
 """A batch's rows on an accelerator: stored codes go up and are decoded there; new rows are encoded there and go down
-without anybody waiting. They are scattered a step later: a sample comes once an epoch, so nobody reads them before."""
+without the loop waiting. A thread scatters them: a sample comes once an epoch, so nobody reads them before."""
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from lacuna.state_store.cutoffs import Cutoffs
 from lacuna.state_store.fields import Field
 from lacuna.state_store.rows import Rows
 from lacuna.trainer.on_device import codes, hashing
+from lacuna.trainer.on_device.ahead import Gathered, gathered
 from lacuna.trainer.on_device.downloads import Download, Downloads
 from lacuna.trainer.state_rows import Masked, StateRows
 
@@ -33,13 +35,17 @@ class NewRows:
 
 
 class DeviceRows(StateRows):
-    def __init__(self, rows: Rows, device: torch.device, downloads: Downloads, coming: list[NewRows]):
+    def __init__(self, rows: Rows, device: torch.device, downloads: Downloads, landing: list[Future[None]],
+                 ahead: Gathered, fields: set[str]):
+        """`landing` takes what is on its way down; `ahead` is gathered already; `fields` learns which ones are read."""
         super().__init__(rows, device)
-        self._downloads, self._coming = downloads, coming
+        self._downloads, self._landing, self._ahead, self._fields = downloads, landing, ahead, fields
         self._uploaded: dict[str, torch.Tensor] = {}
 
     def narrow(self, start: int, stop: int) -> DeviceRows:
-        return DeviceRows(self._rows.narrow(start, stop), self._device, self._downloads, self._coming)
+        ahead = {field: stored[start:stop] for field, stored in self._ahead.items()}
+        return DeviceRows(self._rows.narrow(start, stop), self._device, self._downloads, self._landing, ahead,
+                          self._fields)
 
     def read(self, field: str) -> torch.Tensor:
         return codes.decode(self._rows.field(field), self._up(field))
@@ -62,7 +68,8 @@ class DeviceRows(StateRows):
             fields.append(field)
             parts += [encoded, self._finite(field, new)]
         if fields:
-            self._coming.append(NewRows(self._rows, fields, self._downloads.begin(parts)))
+            new_rows = NewRows(self._rows, fields, self._downloads.begin(parts))
+            self._landing.append(self._downloads.threads.submit(new_rows.land))
 
     def _finite(self, field: Field, values: torch.Tensor) -> torch.Tensor:
         if field.range is None and not field.stochastic:
@@ -72,5 +79,7 @@ class DeviceRows(StateRows):
     def _up(self, field: str) -> torch.Tensor:
         """Stored numbers on the device, copied once per step."""
         if field not in self._uploaded:
-            self._uploaded[field] = codes.upload(self._rows.field(field), self._rows.gather(field), self._device)
+            self._fields.add(field)
+            stored = self._ahead[field] if field in self._ahead else gathered(self._rows, field, self._device)
+            self._uploaded[field] = codes.upload(self._rows.field(field), stored, self._device)
         return self._uploaded[field]

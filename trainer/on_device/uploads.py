@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -15,3 +18,30 @@ def to_device(values: np.ndarray | torch.Tensor, device: torch.device,
     if found.device.type != "cpu" or device.type == "cpu":
         return found
     return (found.pin_memory() if device.type == "cuda" else found).to(device, non_blocking=True)
+
+
+def beside(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The same for larger tensors, on a stream of its own: the copy runs while the device still computes what was
+    queued before, and only what comes after waits for it."""
+    if device.type == "cpu" or (isinstance(values, torch.Tensor) and values.device.type != "cpu"):
+        return to_device(values, device)
+    module, side = _side(device)
+    with module.stream(side):
+        found = to_device(values, device)
+    current = module.current_stream()
+    current.wait_stream(side)
+    found.record_stream(current)  # its memory is not given to another copy before the work is done
+    return found
+
+
+@functools.lru_cache
+def _side(device: torch.device) -> tuple[Any, Any]:
+    module: Any = torch.get_device_module(device)
+    return module, module.Stream(device)
+
+
+def host_buffer(shape: tuple[int, ...], dtype: np.dtype, device: torch.device) -> tuple[torch.Tensor, np.ndarray]:
+    """Host memory that copies to the device without waiting, as a tensor (uint16 as int16) and as an array."""
+    kind = torch.from_numpy(np.empty(0, np.int16 if dtype == np.uint16 else dtype)).dtype
+    tensor = torch.empty(shape, dtype=kind, pin_memory=device.type == "cuda")
+    return tensor, tensor.numpy().view(dtype)

@@ -42,7 +42,7 @@ class LabelledShards(wds.DataPipeline, wds.FluidInterface):
     @property
     def samples(self) -> int:
         """In one epoch, over all ranks and workers."""
-        return int(self.source.rows.sum())
+        return int(self.source.counts.sum())
 
 
 def dataset(url: str, labels: str = "labels", *, subset: str | None = None, shuffle: int = 0, seed: int = 0,
@@ -63,7 +63,7 @@ def dataset(url: str, labels: str = "labels", *, subset: str | None = None, shuf
     decoded (`wds.warn_and_continue`). The order depends on the number of workers: `lacuna.stream` does not.
     """
     source = ShardSource.load(url, labels, subset)
-    urls = [source.index.shard_url(int(shard)) for shard in np.flatnonzero(source.rows)]
+    urls = [source.index.shard_url(int(shard)) for shard in np.flatnonzero(source.counts)]
     if not urls:
         raise UserError(f"{url}: no samples take part. Check it{f' and the subset {subset!r}' if subset else ''}.")
     stages: list[Any] = [wds.SimpleShardList(urls), wds.split_by_node, wds.split_by_worker]

@@ -197,12 +197,12 @@ def open_run(url: str) -> RunReader:
 
 
 def _chosen(source: ShardSource, shards: Sequence[int] | None) -> list[int]:
-    there = np.flatnonzero(source.rows).tolist()
+    there = np.flatnonzero(source.counts).tolist()
     if shards is None:
         return there
-    unknown = [shard for shard in shards if not 0 <= shard < len(source.rows)]
+    unknown = [shard for shard in shards if not 0 <= shard < len(source.counts)]
     if unknown:
-        raise UserError(f"shards={list(shards)}: {source.index.url} has shards 0..{len(source.rows) - 1}.")
+        raise UserError(f"shards={list(shards)}: {source.index.url} has shards 0..{len(source.counts) - 1}.")
     return [shard for shard in shards if shard in set(there)]
 
 

@@ -48,9 +48,9 @@ class StateReader:
         return dict(self._store.schema.fields)
 
     @property
-    def rows(self) -> np.ndarray:
+    def counts(self) -> np.ndarray:
         """int64 [shards]: rows of every shard."""
-        return self._store.schema.rows.copy()
+        return self._store.schema.counts.copy()
 
     def read(self, field: str, shard: int, stored: bool = False) -> np.ndarray:
         """A shard's values [rows, *shape]: floats, booleans or integers; with `stored`, the codes as they lie there."""
@@ -61,7 +61,7 @@ class StateReader:
     def frame(self, field: str, shards: Sequence[int] | None = None) -> pandas.DataFrame:
         """One line per sample, indexed by (shard, row); one column per class (or number) of the field."""
         pd = pandas_module()
-        chosen = range(len(self.rows)) if shards is None else shards
+        chosen = range(len(self.counts)) if shards is None else shards
         spec = self.fields.get(field)
         if spec is not None and len(spec.shape) > 1:
             raise UserError(f"field {field!r} holds arrays of shape {spec.shape} per sample, a table has two "

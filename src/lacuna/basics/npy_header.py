@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import threading
+import tokenize
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -20,11 +21,16 @@ _TRIES = 4
 
 
 def alone(read: Callable[[], T]) -> T:
-    """What `read` gives, read again if a parser that does not come through here got in its way."""
+    """What `read` gives, read again if a parser that does not come through here got in its way.
+
+    A damaged header is a ValueError, whatever NumPy's parser of old headers makes of it.
+    """
     for left in reversed(range(_TRIES)):
         try:
             with _LOCK:
                 return read()
+        except (tokenize.TokenError, SyntaxError) as error:
+            raise ValueError(f"the header is damaged: {error}") from None
         except SystemError:
             if not left:
                 raise
@@ -37,4 +43,8 @@ def unpacked(data: bytes, names: Iterable[str] | None = None) -> dict[str, np.nd
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             return {name: archive[name] for name in (archive.files if names is None else names)}
 
-    return alone(read)
+    found = alone(read)
+    for name, array in found.items():
+        if not isinstance(array, np.ndarray):  # without the mark of an array NumPy gives the bare bytes
+            raise ValueError(f"{name} is not an array")
+    return found

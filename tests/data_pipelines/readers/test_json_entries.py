@@ -98,7 +98,8 @@ def test_damaged_annotation_files(tmp_path, read, body, damage):
         (tmp_path / "a.json").write_bytes(data)
         read(str(tmp_path / "a.json"), str(tmp_path), skip_missing=True)
 
-    fuzz(damage(json.dumps({**body, "categories": CATEGORIES}).encode()), attempt, (UserError,), 60)
+    inputs = damage(json.dumps({**body, "categories": CATEGORIES}).encode())
+    fuzz("annotations", inputs, attempt, (UserError,), range(60))
 
 
 _READ_IN_A_CHILD = """

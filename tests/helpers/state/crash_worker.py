@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 from lacuna import state_store
-from lacuna.basics import storage
+from lacuna.state_store.schema import is_store
 from tests.helpers.state.samples import FIELDS, INITIALS, ROWS, random_stored
 
 SEED = 11
@@ -35,7 +35,7 @@ def apply(state: dict, step: int) -> None:
 
 
 def open_or_create(url: str) -> state_store.StateStore:
-    if storage.exists(storage.join(url, "zarr.json")):
+    if is_store(url):
         return state_store.open(url, ROWS, "index", FIELDS, SEED)
     return state_store.create(url, ROWS, "index", FIELDS, SEED)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from lacuna import state_store
-from lacuna.basics import storage
 from lacuna.basics.errors import UserError
+from lacuna.state_store.schema import is_store
 from tests.helpers.state.crash_worker import SEED, apply
 from tests.helpers.state.samples import INITIALS, copied, initial_state
 
@@ -47,7 +47,7 @@ def last_committed(url: str) -> int:
     try:
         store = state_store.open(url)
     except UserError:
-        assert not storage.exists(storage.join(url, "zarr.json"))
+        assert not is_store(url)
         return -1
     snapshots = store.snapshots()
     for entry in snapshots:

@@ -27,7 +27,7 @@ def make_source(url: str) -> ShardSource:
     rng = np.random.default_rng(0)
     writer = SidecarWriter(index, "partial", UNKNOWN, {})
     for shard in range(len(index.shards)):
-        rows = index.shards[shard].rows
+        rows = index.shards[shard].count
         dense = np.where(rng.random((rows, CLASSES)) < 0.1, NEGATIVE, UNKNOWN).astype(np.int8)
         dense[np.arange(rows), rng.integers(0, CLASSES, rows)] = POSITIVE
         writer.write(shard, SparseLabels.from_dense(dense))
@@ -61,7 +61,7 @@ class Harness:
         self.task = Task(CLASSES, SAMPLES, sidecar.positives, sidecar.negatives, False, grid, k, 7,
                          data=data_fingerprints(source))
         self.method = build_method(body, self.task)
-        self.first = np.concatenate([[0], np.cumsum(source.index.rows)])
+        self.first = np.concatenate([[0], np.cumsum(source.index.counts)])
         row = sum(f.row_bytes for f in self.method.fields())
         # Room for a few shards only, so that state is evicted and read again.
         budget = int(row * 30 * budget_shards * 2.2)
@@ -69,7 +69,7 @@ class Harness:
         self.number = 0
 
     def epoch(self, epoch: int, on_step=None, maps=None, phase: int = 0) -> None:
-        plan = EpochPlan(self.source.rows, 5, epoch, 1, BATCH, 2)
+        plan = EpochPlan(self.source.counts, 5, epoch, 1, BATCH, 2)
         self.method.begin_epoch(EpochStart(phase, epoch, 9, epoch, self.world, self.state,
                                            scored=lambda: self.scored(plan, epoch)))
         self.state.begin_epoch(plan, 0, epoch)

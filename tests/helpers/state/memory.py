@@ -97,7 +97,7 @@ class MemorySession:
             raise UserError(f"shard {shard} is leased already; release it before leasing it again.")
         self._claim(self.store.claims[self.rank] | {shard})
         for name in self.schema.fields:
-            rows = int(self.schema.rows[shard])
+            rows = int(self.schema.counts[shard])
             self.slots.slabs[name][shard][:rows] = self._current(name, shard)
         self.slots.slot_of[shard] = shard  # every shard has its own slot
         self.metrics.leases += 1
@@ -214,7 +214,7 @@ class MemorySession:
         """Copy what was scattered: versions, once given away, do not change."""
         for name in self.schema.fields:
             if self.slots.dirty[name][shard]:
-                rows = self.slots.slabs[name][shard][: int(self.schema.rows[shard])]
+                rows = self.slots.slabs[name][shard][: int(self.schema.counts[shard])]
                 self._written.setdefault(name, {})[shard] = rows.copy()  # type: ignore[assignment]
                 self.slots.dirty[name][shard] = False
 
@@ -223,7 +223,7 @@ class MemorySession:
         version = self._base.get(field, {}).get(shard) if version is None else version
         if version is not None:
             return version  # type: ignore[return-value]
-        rows, given = int(self.schema.rows[shard]), self.initials.get(field)
+        rows, given = int(self.schema.counts[shard]), self.initials.get(field)
         return self.schema.fields[field].initial_rows(self.schema.seed, shard, rows, given)
 
     def _counted(self, field: str) -> np.ndarray:

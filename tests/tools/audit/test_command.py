@@ -71,7 +71,7 @@ def flip(data, run: str) -> set[tuple[str, str]]:
             dense[row, cls] = other
             made.add((keys[row], index.classes[cls]))
     writer = SidecarWriter(index, "labels", NEGATIVE, {})
-    starts = np.concatenate([[0], np.cumsum(index.rows)])
+    starts = np.concatenate([[0], np.cumsum(index.counts)])
     for shard in range(len(index.shards)):
         writer.write(shard, SparseLabels.from_dense(dense[starts[shard] : starts[shard + 1]], NEGATIVE))
     writer.close()

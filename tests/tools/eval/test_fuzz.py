@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from pyarrow import parquet
 
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.score_tables import read_table
 from lacuna.tools.eval.predictions import read_predictions
 from lacuna.tools.eval.truth import ValLabels, read_real
-from tests.helpers.fuzzing import LONG, damaged_bytes, damaged_json, fuzz, fuzz_all
+from tests.helpers.fuzzing import damaged_bytes, damaged_json, fuzz_all
 
 CLASSES = 4
 SCORES = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, CLASSES)
@@ -71,15 +70,8 @@ def targets(folder: Path) -> dict:
     }
 
 
-NAMES = ["npy", "npz", "parquet", "table npz", "table parquet", "real", "originals"]
+ALLOWED = (UserError,)
 
 
 def test_damaged_predictions(tmp_path):
-    fuzz_all(targets(tmp_path), NAMES, (UserError,))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
-def test_many_damaged_predictions(tmp_path, name):
-    inputs, attempt = targets(tmp_path)[name]
-    fuzz(inputs, attempt, (UserError,), LONG)
+    fuzz_all(targets(tmp_path), ALLOWED)

@@ -186,10 +186,10 @@ def test_command_then_training(dataset, tmp_path, capsys, digit_shards):
     assert facts["samples"] == 60
     assert facts["k"] == 3
     made = ShardIndex.load(images + "/features")
-    assert made.rows.tolist() == digits.rows.tolist()
+    assert made.counts.tolist() == digits.counts.tolist()
     assert made.members(1).keys == digits.members(1).keys
     vectors = VectorReader(ShardSource.load(images + "/features", "some", None), 1 << 20).shard(0).matrix
-    assert vectors.shape == (int(digits.rows[0]), 128)
+    assert vectors.shape == (int(digits.counts[0]), 128)
     store = state_store.open(images + "/state")
     ids = store.reader("neighbors").read_shard("neighbor_ids", 0)
     assert ((ids >= 0) & (ids < 60)).all()

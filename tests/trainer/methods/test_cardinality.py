@@ -42,7 +42,7 @@ def test_selection_per_image(tmp_path, name):
     fresh = build_method({"name": name, "cardinality": SHARES}, harness.task)
     fresh.load_state(harness.method.state())
     np.testing.assert_array_equal(fresh.cardinalities.bounds, harness.method.cardinalities.bounds)
-    assert fresh.cardinalities.rows == harness.method.cardinalities.rows
+    assert fresh.cardinalities.max_rows == harness.method.cardinalities.max_rows
     harness.state.close()
 
 

@@ -121,7 +121,7 @@ def test_cells():
 def test_correlation_over_all_samples(tmp_path):
     """Rows of a subset only; from a real store whose shards do not fit into memory together."""
     source = make_source(str(tmp_path / "shards"))
-    kept = [np.arange(shard.rows) % 3 != 1 for shard in source.index.shards]
+    kept = [np.arange(shard.count) % 3 != 1 for shard in source.index.shards]
     for subset in (False, True):
         if subset:
             Subset.from_masks(source.index, "most", kept, {}).save()

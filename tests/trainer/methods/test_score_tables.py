@@ -167,7 +167,7 @@ def test_ccd(source, tables, tmp_path, crops):
 
 def test_ccd_takes_its_bias_from_the_subset(source, tables, tmp_path):
     url, table = tables
-    kept = [np.arange(shard.rows) % 3 != 1 for shard in source.index.shards]
+    kept = [np.arange(shard.count) % 3 != 1 for shard in source.index.shards]
     Subset.from_masks(source.index, "most", kept, {}).save()
     some = ShardSource.load(source.index.url, source.sidecar.name, "most")
     harness = harness_for(some, tmp_path, {"name": "ccd", "scores": url, "max_entropy": 9.0, "consistency": 0})
@@ -184,7 +184,7 @@ def test_wrong_tables_are_refused(source, tables, tmp_path):
     harness = harness_for(source, tmp_path, {"name": "vlpl", "scores": url})
     task = harness.task
     harness.state.close()
-    with pytest.raises(UserError, match=r"'vlpl' needs tables of scores: scores\. Import"):
+    with pytest.raises(UserError, match=r"'vlpl' needs tables of scores: scores\. Make"):
         build_method({"name": "vlpl"}, task)
     with pytest.raises(UserError, match="no state store here"):
         build_method({"name": "vlpl", "scores": str(tmp_path / "nowhere")}, task).fields()

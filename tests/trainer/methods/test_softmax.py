@@ -41,11 +41,11 @@ def test_scores_are_probabilities_over_the_classes():
     assert score is SOFTMAX
     assert not score.per_class
     expected = np.exp(logits.numpy()) / np.exp(logits.numpy()).sum(1, keepdims=True)
-    np.testing.assert_allclose(score(logits), expected, rtol=1e-6)
+    np.testing.assert_allclose(score(logits, torch.zeros(3)), expected, rtol=1e-6)
     maps = logits[:, :, None, None].expand(-1, -1, 2, 2)
-    np.testing.assert_allclose(score(maps)[:, :, 1, 0], expected, rtol=1e-6)  # each cell on its own
+    np.testing.assert_allclose(score(maps, torch.zeros(3))[:, :, 1, 0], expected, rtol=1e-6)  # each cell on its own
 
 
 def test_the_other_methods_score_by_the_sigmoid():
-    assert {name for name in METHODS if score_of({"name": name}) is not SIGMOID} == {"softmax"}
-    assert torch.equal(SIGMOID(torch.tensor([0.3])), torch.sigmoid(torch.tensor([0.3])))
+    assert {name for name in METHODS if score_of({"name": name}) is not SIGMOID} == {"softmax", "selection"}
+    assert torch.equal(SIGMOID(torch.tensor([[0.3]]), torch.ones(1)), torch.sigmoid(torch.tensor([[0.3]])))

@@ -13,7 +13,7 @@ from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from lacuna.trainer.methods import build_method
 from lacuna.trainer.methods.ignore import kept_pixels
-from lacuna.trainer.methods.lac import Queue, contrastive
+from lacuna.trainer.methods.lac import Entries, Queue, contrastive
 from tests.helpers.loss_checks import random_case
 from tests.helpers.method_steps import GRID, SIDE, Model, Rows, images, method_of, take_step, task_for, total
 
@@ -212,8 +212,22 @@ def test_lac_takes_the_surest_entries_when_a_batch_has_more_than_the_queue():
     expected = sorted((i % 5) for i in sure.flatten().topk(4).indices.tolist())
     assert sorted(method.queue.classes.tolist()) == expected
     assert int(method.queue.pointer) == 4
-    queue, _ = method.queue.contrast(torch.zeros(0, 2, 128), torch.zeros(0, dtype=torch.int64), 0.5)
-    assert isinstance(queue, Queue)
+
+
+def test_nothing_to_contrast():
+    """No entry in a step, none in the queue: the loss is 0 and every gradient finite; a held queue stays as it is."""
+    features = torch.randn(3, 2, 4, requires_grad=True)
+    nothing = Entries(features, torch.zeros(3, dtype=torch.int64), torch.tensor(0))
+    empty, value = Queue.empty(5, 4).contrast(nothing, 0.5)
+    value.backward()
+    assert value.item() == 0
+    assert not features.grad.any()
+    assert (empty.classes == -1).all()
+    held, _ = empty.contrast(Entries(features, torch.tensor([2, 2, 1]), torch.tensor(2)), 0.5)
+    after, value = held.contrast(nothing, 0.5)
+    assert after.classes.tolist() == held.classes.tolist() == [2, 2, -1, -1, -1]
+    assert torch.equal(after.features, held.features)
+    assert value.isfinite()
 
 
 # ---- SCPNet-style

@@ -92,6 +92,9 @@ def test_bias_starts_at_the_prior(caplog):
     with caplog.at_level("INFO", "lacuna"):
         # 2 annotated positives per image are all that is known.
         assert torch.allclose(bias("prior", task(None)), torch.full((20,), logit(2 / 20)))
+    uneven = np.r_[np.zeros(10, int), np.full(10, 30)]  # a class starts at its share of the annotated positives
+    found = torch.sigmoid(bias("prior", Task(20, 100, uneven, np.zeros(20, int), False, expected_positives=4.0)))
+    assert torch.allclose(found, torch.tensor([4 * (n + 1) / 320 for n in uneven], dtype=torch.float32))
     assert torch.equal(bias("zero", task(None, 0)), torch.zeros(20))
     assert bias("default", task(3.0)).std() > 0
     with pytest.raises(UserError, match=r"model\.head_bias = 'prior'.*model\.expected_positives"):
@@ -113,4 +116,4 @@ def test_head_decay_and_layer_decay_reach_the_optimizer():
     assert held[id(model.head.weight)]["weight_decay"] == held[id(model.neck.weight)]["weight_decay"] == 0.5
     assert (held[id(model.head.bias)]["lr"], held[id(model.head.bias)]["weight_decay"]) == (1.0, 0.0)
     plain = _groups(model, PhaseConfig(name="a", epochs=1, batch=8, lr=0.1))
-    assert len(plain) == 4
+    assert len(plain) == 1  # the same learning rate and no decay for all

@@ -11,6 +11,7 @@ from lacuna.state_store import Field
 from lacuna.state_store.cutoffs import Cutoffs
 from lacuna.state_store.row_hash import random_bits
 from lacuna.trainer.on_device import codes, hashing
+from lacuna.trainer.on_device.uploads import host_buffer
 
 CPU = torch.device("cpu")
 FIELDS = [
@@ -20,6 +21,12 @@ FIELDS = [
     Field("h", (37,), "bits"), Field("i", (4, 3, 3), "uint8", range=(0.0, 1.0), stochastic=True),
     Field("j", (37,), "int32"), Field("k", (5,), "int16"), Field("l", (8,), "bits"),
 ]
+
+
+def held(stored: np.ndarray) -> torch.Tensor:
+    tensor, array = host_buffer(stored.shape, stored.dtype, CPU)
+    array[...] = stored
+    return tensor
 
 
 def values_of(field: Field, rng: np.random.Generator) -> np.ndarray:
@@ -45,7 +52,7 @@ def test_codes(field):
         expected = field.encode(values, keys if field.stochastic else None)
         found = codes.encode(field, torch.from_numpy(values), hashing.upper(keys, CPU) if field.stochastic else None)
         np.testing.assert_array_equal(found.numpy().view(field.stored_dtype).view(np.uint8), expected.view(np.uint8))
-        decoded = codes.decode(field, codes.upload(field, expected, CPU)).numpy()
+        decoded = codes.decode(field, codes.upload(field, held(expected), CPU)).numpy()
         host = field.decode(expected)
         assert decoded.dtype == host.dtype
         np.testing.assert_array_equal(decoded.view(np.uint8), np.ascontiguousarray(host).view(np.uint8))
@@ -72,7 +79,7 @@ def test_selected(dtype):
     bounds[:9] = 2**64 - 1
     cutoffs = Cutoffs(np.where(np.arange(60) % 7 == 0, 1 << 32, rng.integers(249, 257, 60)), bounds, 2**64 - 59, 1000)
     field = Field("score", (60,), np.dtype(dtype).name, range=(0.0, 1.0))
-    found = hashing.selected(cutoffs, codes.upload(field, stored, CPU), shards, rows).numpy()
+    found = hashing.selected(cutoffs, codes.upload(field, held(stored), CPU), shards, rows).numpy()
     expected = cutoffs.selected(stored, shards, rows)
     np.testing.assert_array_equal(found, expected)
     assert 0.2 < expected.mean() < 0.8

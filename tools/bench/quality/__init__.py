@@ -2,20 +2,20 @@
 
   lacuna bench quality --data DIR                              everything, 3 seeds (hours; the same command goes on)
   lacuna bench quality --data DIR --sets features --methods oracle an role --seeds 1
-  lacuna bench quality --data DIR --sets features --trial '{"lr": 1e-4, "method": {"name": "role", "lr": 0.03}}'
   lacuna bench quality --quick                                 without DIR: on a small generated set
 DIR (or LACUNA_EVAL_DATA) holds coco_features/ and coco_photos/. Sets:
   features   a linear layer on fixed features, one published positive per image, heads as the papers have them
   features_tuned  the same with the head's recipe for every method: bias at the prior, norm, decay
+  features_full300  the tuned recipe with 300 fully labelled images in the loss
   fpc300     the same features, 300 positives and 300 negatives of every class annotated (CSL)
   pos10      the same features, 10 % of the positives and about as many negatives annotated (Soft Exposure)
   photos     heads on a frozen EfficientNet-lite0 over random-resized crops, one positive per image (EN, CL, SCL)
   photos_tuned   the same crops; after a warm-up the last blocks learn with the head (AN, EN, EN+SCL)
-Every method of a set has the same number of trials, chosen by mAP on held-out training images with the first seed (one
-that cannot reach the best before it, even at its last epoch's rate, is given up); the best is run with every seed and
-then tested. Methods that want a vision-language model's table get the scores of a classifier trained with AN (or, under
-names with _role, with ROLE) on the same labels. Gap closed = (method − low) / (oracle − low): oracle = full labels,
-low = AN (fpc300: Ignore, pos10: NE).
+Every set is a table (`lacuna table`): a method's row has the same number of trials as any other, chosen by mAP on
+held-out training images with seed 0 and without the test set; the best is run with every seed and then tested.
+Methods that want a vision-language model's table get the scores of a classifier trained with AN (or, under names with
+_role, with ROLE) on the same labels. Gap closed = (method − low) / (oracle − low): oracle = full labels, low = AN
+(fpc300: Ignore, pos10: NE).
 spearman = rank correlation of a class's mean prediction over the training images with its true frequency;
 spearman_hidden = the same among the classes whose annotations were cut to the same number, which then tell nothing;
 spearman_annotations = that of the numbers of annotated positives alone.
@@ -24,23 +24,28 @@ spearman_annotations = that of the numbers of annotated positives alone.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 
 import numpy as np
 
 from lacuna.basics.errors import UserError
-from lacuna.tools.bench.quality.crops import Views, lite0_weights
 from lacuna.tools.bench.quality.data import prepare
-from lacuna.tools.bench.quality.features import Trials
+from lacuna.tools.bench.quality.features import FeatureRows
 from lacuna.tools.bench.quality.generated import generate
-from lacuna.tools.bench.quality.photos import PHOTO_TRIALS, TUNED_TRIALS, PhotoTrials, TunedTrials
-from lacuna.tools.bench.quality.trials import ANNOTATIONS, Annotation
+from lacuna.tools.bench.quality.lite0 import lite0_weights
+from lacuna.tools.bench.quality.photos import PHOTO_TRIALS, TUNED_TRIALS, PhotoRows
+from lacuna.tools.bench.quality.trials import ANNOTATIONS
+from lacuna.tools.passes.pool import PoolSettings, ray_room
 from lacuna.tools.prior import spearman
+from lacuna.tools.table.rows import RowWork
+from lacuna.tools.trials.crew import CrewSettings
+from lacuna.tools.trials.job import Outcome
 
 _VAL_FRACTIONS = {"coco_features": 0.2, "coco_photos": 0.15}
-_PHOTO_SETS: dict[str, tuple[type[PhotoTrials], dict]] = {"photos": (PhotoTrials, PHOTO_TRIALS),
-                                                          "photos_tuned": (TunedTrials, TUNED_TRIALS)}
+_PHOTO_SETS: dict[str, tuple[dict[str, list[dict]], bool]] = {"photos": (PHOTO_TRIALS, False),
+                                                              "photos_tuned": (TUNED_TRIALS, True)}
 SETS = (*ANNOTATIONS, *_PHOTO_SETS)
 
 
@@ -54,17 +59,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, help="how many: default 3, quick: 1")
     parser.add_argument("--first-seed", type=int, default=0, help="default 0")
     parser.add_argument("--epochs", type=int, help="of a trial on features: default 15, quick: 2")
-    parser.add_argument("--crops", type=int, default=8, help="photos: crops of a photo that epochs take in turn")
-    parser.add_argument("--trial", metavar="JSON", help="train only this one, on the first of --sets, with every seed")
+    parser.add_argument("--crops", type=int, default=8, help="photos: crops of a photo that epochs take in turn, "
+                        "each seen once by the backbone")
+    parser.add_argument("--workers", type=int, metavar="N", help="trainings at a time (default: one per GPU, or one "
+                        "per core; 0: in this process)")
 
 
 def run(quick: bool, args: argparse.Namespace) -> dict:
     seeds = range(args.first_seed, args.first_seed + (args.seeds or (1 if quick else 3)))
     epochs = args.epochs or (2 if quick else 15)
     sets = ["features"] if quick else args.sets
-    trial = _trial(args.trial) if args.trial else None
     for name in sets:
-        _legal(args.methods, _PHOTO_SETS[name][1] if name in _PHOTO_SETS else ANNOTATIONS[name].trials)
+        _legal(args.methods, _PHOTO_SETS[name][0] if name in _PHOTO_SETS else ANNOTATIONS[name].trials)
+        if name in ANNOTATIONS:
+            _check(name, args.methods)
+    if args.workers is not None and args.workers < 0:
+        raise UserError(f"--workers {args.workers}: must be 0 or more.")
+    if quick and args.workers is None:
+        args.workers = 0  # starting Ray would take longer
     if quick and not args.data:
         args.data, epochs = generate(os.path.join(args.out, "generated")), args.epochs or 4
     table: dict[str, dict] = {}
@@ -72,18 +84,15 @@ def run(quick: bool, args: argparse.Namespace) -> dict:
     if len(linear) < len(sets):
         lite0_weights(args.out)  # what is lacking is said before hours of training
     if linear:
-        trials = Trials(_shards(args, "coco_features"), args.out, epochs)
-        try:
-            if trial:
-                return _one_trial(trials, ANNOTATIONS[linear[0]], trial, seeds)
-            methods = ["an", "oracle"] if quick else args.methods
+        features = FeatureRows(_shards(args, "coco_features"), args.out, epochs, CrewSettings(args.workers))
+        methods = ["an", "oracle"] if quick else args.methods
+        # One Ray for all of it, if any.
+        with contextlib.nullcontext() if args.workers == 0 else ray_room(PoolSettings(args.workers)):
             for name in linear:
-                table[name] = _compare(trials, ANNOTATIONS[name], methods, seeds, 2 if quick else None)
-        finally:
-            trials.close()
+                table[name] = _compare(features, name, methods, seeds, 2 if quick else None)
     for name in sets:
         if name in _PHOTO_SETS:
-            table[name] = _photos(args, seeds, *_PHOTO_SETS[name])
+            table[name] = _photos(args, name, seeds)
     return {"ratios": {f"{name}.{method}": row["gap_closed"] for name, rows in table.items()
                        for method, row in rows.items()}, "table": table}
 
@@ -96,43 +105,36 @@ def _shards(args: argparse.Namespace, name: str) -> str:
     return prepare(source, args.out, _VAL_FRACTIONS[name])
 
 
-def _trial(text: str) -> dict:
-    try:
-        trial = json.loads(text)
-        missing = {"lr", "method"} - set(trial)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"--trial {text!r}: not a JSON object ({error}).") from None
-    if missing:
-        raise UserError(f"--trial {text!r}: needs the keys lr and method (with its name).")
-    return trial
-
-
-def _one_trial(trials: Trials, annotation: Annotation, trial: dict, seeds: range) -> dict:
-    found = [trials.score(annotation, "trial", trial, seed) for seed in seeds]
-    return {"ratios": {}, "trial": trial, "runs": [{k: f[k] for k in ("val", "test", "curve")} for f in found]}
-
-
-def _compare(trials: Trials, annotation: Annotation, methods: list[str] | None, seeds: range,
+def _compare(features: FeatureRows, name: str, methods: list[str] | None, seeds: range,
              most: int | None) -> dict[str, dict]:
     """The table of one annotation; `most` cuts the number of trials."""
-    scores: dict[str, list[float]] = {}
+    annotation = ANNOTATIONS[name]
+    tried = {method: annotation.trials[method] for method in methods or annotation.trials}
+    if most:  # those that learn in few epochs
+        tried = {method: sorted(trials, key=lambda trial: -trial["lr"])[:most] for method, trials in tried.items()}
+    rows = features.train(name, annotation, tried, seeds)
+    scores = _scores(name, rows, tried, seeds)
     extra: dict[str, dict] = {}
-    for method in _legal(methods, annotation.trials):
-        if method in annotation.after and annotation.after[method] not in scores:
-            raise UserError(f"--methods {method} needs the prior of {annotation.after[method]}: name that one before.")
-        tried = annotation.trials[method]
-        if most:  # those that learn in few epochs
-            tried = sorted(tried, key=lambda trial: -trial["lr"])[:most]
-        best = trials.choose(annotation, method, tried, seeds[0])
-        found = [trials.score(annotation, method, best, seed) for seed in seeds]
-        scores[method] = [f["test"] for f in found]
+    for method, row in rows.items():
         if method in annotation.priors:
-            for seed, f in zip(seeds, found, strict=True):
-                trials.write_prior(annotation.labels, method, seed, f["means"])
-            truth, told = (trials.source(labels).subset_counts()[0] for labels in ("labels", annotation.labels))
-            extra[method] = rank_correlations(np.array([f["means"] for f in found]), truth, told)
-        _say(method, scores[method], best)
+            means = np.array([features.prior(row.folders[seed], annotation.labels) for seed in seeds])
+            truth, told = (features.source(labels).subset_counts()[0] for labels in ("labels", annotation.labels))
+            extra[method] = rank_correlations(means, truth, told)
     return {method: row | extra.get(method, {}) for method, row in gaps(scores, annotation.low).items()}
+
+
+def _check(name: str, methods: list[str] | None) -> None:
+    for method, other in ANNOTATIONS[name].after.items():
+        if methods and method in methods and other not in methods:
+            raise UserError(f"--methods {method} needs the prior of {other}: name that one, too.")
+
+
+def _finished(name: str, outcomes: list[Outcome]) -> list[float]:
+    """Test mAP of every seed."""
+    for outcome in outcomes:
+        if outcome.status != "finished":
+            raise UserError(f"{name}: {outcome.reason}")
+    return [outcome.results["test"]["map"] for outcome in outcomes]
 
 
 def rank_correlations(means: np.ndarray, truth: np.ndarray, told: np.ndarray) -> dict[str, float | None]:
@@ -148,21 +150,23 @@ def rank_correlations(means: np.ndarray, truth: np.ndarray, told: np.ndarray) ->
     return rows
 
 
-def _photos(args: argparse.Namespace, seeds: range, kind: type[PhotoTrials], trials: dict) -> dict[str, dict]:
-    folder = os.path.join(args.out, "photos")
-    shards = _shards(args, "coco_photos")
-    views = Views(shards, folder, lite0_weights(args.out), args.crops)
-    views.make()
-    photos = kind(shards, folder, views)
+def _photos(args: argparse.Namespace, name: str, seeds: range) -> dict[str, dict]:
+    trials, tuned = _PHOTO_SETS[name]
+    photos = PhotoRows(_shards(args, "coco_photos"), args.out, os.path.abspath(lite0_weights(args.out)), args.crops,
+                       CrewSettings(args.workers))
+    tried = {method: trials[method] for method in args.methods or trials}
+    return gaps(_scores(name, photos.train(name, tried, seeds, tuned), tried, seeds), "an")
+
+
+def _scores(name: str, rows: dict[str, RowWork], tried: dict[str, list[dict]], seeds: range) -> dict[str, list[float]]:
+    """method → test mAP of every seed."""
     scores: dict[str, list[float]] = {}
-    last: dict[str, dict] = {}
-    for method in _legal(args.methods, trials):
-        best = max(trials[method], key=lambda trial: photos.score(method, trial, seeds[0])["val"])
-        found = [photos.score(method, best, seed) for seed in seeds]
-        scores[method] = [f["test"] for f in found]
-        last[method] = {"map_last_epoch": round(float(np.mean([f["last_test"] for f in found])), 2)}
-        _say(method, scores[method], best)
-    return {method: row | last[method] for method, row in gaps(scores, "an").items()}
+    for method, row in rows.items():
+        if row.missing or row.chosen is None:
+            raise UserError(f"{name}.{method}: {row.missing or 'not trained'}")
+        scores[method] = _finished(f"{name}.{method}", [row.outcomes[seed] for seed in seeds])
+        _say(method, scores[method], tried[method][row.chosen])
+    return scores
 
 
 def _legal(methods: list[str] | None, trials: dict) -> list[str]:

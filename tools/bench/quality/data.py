@@ -24,7 +24,8 @@ from lacuna.data_pipelines.readers.base import Dataset, Sample, file_sample, rea
 from lacuna.data_pipelines.readers.features import FeatureRow
 from lacuna.data_pipelines.subsets import Subset, subset_names
 
-_SEED = 1200  # of the negatives that IU is told
+_SEED = 1200  # of the negatives that IU is told, and of the rows with full labels
+FULL, _FULL_ROWS = "full300", 300
 SCHEMES: dict[str, tuple[str, FixedPerClass | PositiveFraction]] = {
     "fpc300": ("fpc", FixedPerClass(per_class=300)),
     "pos10": ("positive_fraction", PositiveFraction(fraction=0.1)),
@@ -35,20 +36,20 @@ def prepare(source: str, out: str, val_fraction: float) -> str:
     """The folder with the shards `train` (subsets train and val) and `test`; made once, finished if it was killed.
 
     Sidecars: labels (full); single, the published positive; iu and iun, the same with one and with all true negatives;
-    fpc300 and pos10, drawn among the rows of the subset `train`.
+    fpc300 and pos10, drawn among the rows of the subset `train`; and so is the subset full300.
     """
     folder = os.path.join(out, "shards", os.path.basename(os.path.normpath(source)))
     for split in ("train", "test"):
         url = os.path.join(folder, split)
-        rows = _table(os.path.join(source, f"{split}_labels.tsv"))
+        rows = label_rows(os.path.join(source, f"{split}_labels.tsv"))
         if not os.path.exists(os.path.join(url, "index.json")):
-            pack(_dataset(source, split, rows), url, Layout())
+            pack(dataset(source, split, rows), url, Layout())
         if split == "train":
             _annotate(ShardIndex.load(url), rows, val_fraction)
     return folder
 
 
-def _table(path: str) -> list[dict[str, str]]:
+def label_rows(path: str) -> list[dict[str, str]]:
     try:
         with open(path, encoding="utf-8") as f:
             rows = list(csv.DictReader(f, delimiter="\t"))
@@ -61,7 +62,7 @@ def _table(path: str) -> list[dict[str, str]]:
     return rows
 
 
-def _dataset(source: str, split: str, rows: list[dict[str, str]]) -> Dataset:
+def dataset(source: str, split: str, rows: list[dict[str, str]]) -> Dataset:
     names, class_ids = read_class_list(os.path.join(source, "classes.txt"))
     labels = SparseLabels.from_lists([_ids(row["full"]) for row in rows], [[]] * len(rows), NEGATIVE)
     features = os.path.join(source, f"{split}_features.npy")
@@ -92,9 +93,20 @@ def _annotate(index: ShardIndex, rows: list[dict[str, str]], val_fraction: float
     truth = Sidecar.load(index, "labels")
     if "val" not in subset_names(index):
         split_rows(LabelledRows(index, truth), ("train", "val"), val_fraction, overwrite=True)
+    if FULL not in subset_names(index):
+        _few_full_rows(index)
     for name, (scheme_name, scheme) in SCHEMES.items():
         if name not in sidecar_names(index):
             annotate(LabelledRows(index, truth, Subset.load(index, "train")), name, scheme_name, scheme)
+
+
+def _few_full_rows(index: ShardIndex) -> None:
+    """Training rows whose full labels a run may learn from."""
+    masks = [Subset.load(index, "train").mask(shard) for shard in range(len(index.shards))]
+    mask = np.concatenate(masks)
+    mask[np.random.RandomState(_SEED).permutation(np.flatnonzero(mask))[_FULL_ROWS:]] = False
+    Subset.from_masks(index, FULL, np.split(mask, np.cumsum([len(m) for m in masks])[:-1]),
+                      {"from": "train, drawn"}).save()
 
 
 def _ids(text: str) -> list[int]:

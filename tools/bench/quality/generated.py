@@ -1,4 +1,4 @@
-"""A small generated set in the layout of coco_features, for `bench quality --quick` without data and for the tests.
+"""Small generated sets in the layouts of coco_features and coco_photos, for benches without data and for the tests.
 
 A vector is the sum of its classes' directions and much noise; classes come in groups that like to appear together, as
 in photos, and their frequencies differ. What must hold on it: full labels beat one positive per image read as "the
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 import numpy as np
+from PIL import Image
 
 CLASSES, WIDTH, GROUPS = 20, 48, 5
 SIZES = {"train": 1600, "test": 600}
@@ -33,6 +34,23 @@ def generate(folder: str, seed: int = 0) -> str:
                 present = np.flatnonzero(labels[row])
                 f.write(f"{row:06d}\t{' '.join(map(str, present))}\t{rng.choice(present)}\n")
     with open(os.path.join(target, "classes.txt"), "w", encoding="utf-8") as f:  # last: it says that all is there
+        f.writelines(f"class {number}\n" for number in range(CLASSES))
+    return folder
+
+
+def generate_photos(folder: str, count: int, size: tuple[int, int] = (640, 480)) -> str:
+    """Writes folder/coco_photos with JPEGs that cost what real ones cost to decode; the folder, for --data."""
+    target = os.path.join(folder, "coco_photos")
+    os.makedirs(os.path.join(target, "train"))
+    rng = np.random.default_rng(0)
+    lines = ["image\tfull\tsingle"]
+    for number in range(count):
+        coarse = Image.fromarray(rng.integers(0, 256, (24, 32, 3), dtype=np.uint8))
+        coarse.resize(size, Image.Resampling.BICUBIC).save(os.path.join(target, "train", f"{number:06d}.jpg"))
+        lines.append(f"{number:06d}.jpg\t{number % CLASSES}\t{number % CLASSES}")
+    with open(os.path.join(target, "train_labels.tsv"), "w", encoding="utf-8") as f:
+        f.write("\n".join(lines) + "\n")
+    with open(os.path.join(target, "classes.txt"), "w", encoding="utf-8") as f:
         f.writelines(f"class {number}\n" for number in range(CLASSES))
     return folder
 

@@ -19,7 +19,7 @@ _THREE = (3e-4, 1e-4, 1e-3)
 # λ of λ/2·‖W‖² beside a loss that sums over classes.
 _DECAYS = (0.003, 0.01, 0.03, 0.1)
 # {"lr": …, "method": {…}} and, if they are not the usual ones, "labels": sidecar, "teacher": name in TEACHERS, and in
-# the tuned protocol "decay": λ
+# the tuned protocol "decay": λ and "full_weight": train.fully_labelled_weight of the subset full300
 Trial = dict
 
 
@@ -113,9 +113,14 @@ TUNED = {
     "splc": _tuned("splc"),
     "asl": _tuned("asl", {"gamma_positive": 0.0}, {"gamma_positive": 1.0}),
 }
+# What is chosen for them above, and how much 300 fully labelled training images count beside.
+_WITH_FULL = {"an": (1e-3, 0.03), "softmax": (1e-3, 0.03), "selection": (2e-3, 0.01)}
+FULL300 = {name: [{"lr": lr, "decay": decay, "method": {"name": name}, "full_weight": weight}
+                  for weight in (0.01, 0.03, 0.1)] for name, (lr, decay) in _WITH_FULL.items()}
 ANNOTATIONS = {
     "features": Annotation("single", SINGLE, "an"),
     "features_tuned": Annotation("single", TUNED, "an", tuned=True),
+    "features_full300": Annotation("single", FULL300, "an", tuned=True),
     "fpc300": Annotation("fpc300", {
         "oracle": _ORACLE,
         # A class prior is a mean of probabilities, so both models that it is estimated with are trained with plain

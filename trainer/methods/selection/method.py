@@ -15,6 +15,7 @@ from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, Task, expected_positives
 from lacuna.trainer.methods.selection.likelihood import fixed, independent
+from lacuna.trainer.scores import RELATIVE, SIGMOID, Score
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 
@@ -38,13 +39,19 @@ class SelectionSettings(Settings):
 class Selection(Method[SelectionSettings]):
     """Maximum likelihood under a model of how labels come to be shown: unknown entries are neither negatives nor
     ignored, but hidden with the probability that the model and the way of annotation give them. The gradient is
-    p − E[y | shown labels]. Its Σp comes out too high: it ranks, it does not count."""
+    p − E[y | shown labels]. Its Σp comes out too high: it ranks, it does not count. With `shown: fixed` images are
+    ranked by the logit less half of the logsumexp of all logits (without the head's bias): evidence for many classes
+    raises all of them."""
 
     paper = "ours; the derivation is in trainer/methods/selection"
 
     def __init__(self, settings: SelectionSettings, task: Task):
         super().__init__(settings, task)
         self.q = _share(settings, task) if settings.shown == "independent" else None
+
+    @classmethod
+    def score_with(cls, settings: dict) -> Score:
+        return SIGMOID if settings.get("shown") == "independent" else RELATIVE
 
     def state(self) -> dict[str, torch.Tensor]:
         return {} if self.q is None else {"q": self.q}

@@ -1,10 +1,11 @@
-"""Proves that heads on cached crops learn by the method contract, that crops resume, and what lacks is named."""
+"""Proves that rows on photos share caches, that the last blocks learn where they are to, and what lacks is named."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +13,15 @@ import torch
 from PIL import Image
 
 from lacuna.basics.errors import UserError
-from lacuna.tools.bench.quality.crops import LITE0_LAST, Views, lite0_weights, split
 from lacuna.tools.bench.quality.data import prepare
-from lacuna.tools.bench.quality.photos import PhotoTrials, TunedTrials
+from lacuna.tools.bench.quality.lite0 import LITE0_LAST, lite0_weights
+from lacuna.tools.bench.quality.photos import PhotoRows
+from lacuna.tools.trials.crew import CrewSettings
 from lacuna.trainer.config.sections import DataConfig, ModelConfig
 from lacuna.trainer.models.classifier import build_model
+from lacuna.trainer.models.cuts import find_cut
+from lacuna.trainer.models.parts import learning
+from tests.helpers.launching import metrics, weights
 
 CLASSES, SIDE = 4, 48
 COLOURS = np.array([[220, 30, 30], [30, 220, 30], [30, 30, 220], [210, 210, 40]], np.uint8)
@@ -44,64 +49,53 @@ def shards(tmp_path_factory) -> str:
     return prepare(str(source), str(folder), 0.25)
 
 
-def views_in(shards: str, folder) -> Views:
-    views = Views(shards, str(folder), "none", 2, backbone="lacuna:tiny", size=32, last=("4", "7"))
-    views.make()
-    return views
+def rows_in(shards: str, folder) -> PhotoRows:
+    return PhotoRows(shards, str(folder), "none", 2, CrewSettings(workers=0), backbone="lacuna:tiny", size=32,
+                     last=("4", "6"), epochs=2)
 
 
-def test_heads_learn_and_consistency_keeps_its_state(shards, tmp_path):
-    heads = PhotoTrials(shards, str(tmp_path), views_in(shards, tmp_path), epochs=2)
-    verelst = {"start_phase": 1, "gamma": 0.1}
-    found = {name: heads.score(name, {"lr": 2e-3, "method": method, "labels": labels}, 0) for name, method, labels in (
-        ("oracle", {"name": "bce"}, "labels"), ("an", {"name": "an"}, "single"),
-        ("wan", {"name": "wan"}, "single"),
-        ("en_scl", {"name": "en_scl", **verelst}, "single"), ("role", {"name": "role"}, "single"))}
-    assert all(len(row["curve"]) == 5 + 2 for row in found.values())
-    # Heads on the same labels share the AN warm-up.
-    assert found["an"]["curve"][:5] == found["wan"]["curve"][:5]
-    assert np.allclose(found["an"]["curve"][:5], found["en_scl"]["curve"][:5], atol=0.2)  # exact logs, not ln(p + 1e-5)
-    assert found["an"]["curve"][5:] != found["en_scl"]["curve"][5:]
-    assert found["oracle"]["val"] > found["an"]["val"] + 10
-    assert not os.listdir(tmp_path / "heads")
+def trials(name: str, labels: str = "single", lr: float = 2e-3, **settings) -> list[dict]:
+    return [{"lr": lr, "method": {"name": name, **settings}, "labels": labels}]
+
+
+def test_heads_learn_from_one_cache_and_consistency_keeps_its_state(shards, tmp_path):
+    rows = rows_in(shards, tmp_path)
+    tried = {"oracle": trials("bce", "labels"), "an": trials("an"),
+             "en_scl": trials("en_scl", start_phase=1, gamma=0.1)}
+    found = rows.train("photos", tried, range(1), False)
+    scores = {method: row.outcomes[0].results["test"]["map"] for method, row in found.items()}
+    assert scores["oracle"] > scores["an"] + 5, scores
+    phases = {method: [(line["phase"], line["epoch"]) for line in metrics(Path(row.folders[0]), "epoch")]
+              for method, row in found.items()}
+    assert phases["an"] == phases["en_scl"] == [("warm-up", e) for e in range(5)] + [("main", e) for e in range(2)]
+    kept = [json.loads(path.read_text()) for path in (tmp_path / ".cache").glob("*/facts.json")]
+    # Two crops and the views of evaluation of the validation and test photos: pooled for all but SCL, which has maps.
+    assert sorted((k["cut"], str(k["view"])) for k in kept) == sorted(
+        (cut, view) for cut in ("feature maps", "pooled features") for view in ("0", "1", "None", "None"))
+    again = rows.train("photos", tried, range(1), False)
+    assert {m: row.outcomes[0].results for m, row in again.items()} == {m: row.outcomes[0].results
+                                                                       for m, row in found.items()}
 
 
 def test_the_last_blocks_learn_after_the_warm_up(shards, tmp_path):
-    views = views_in(shards, tmp_path)
-    trial = {"lr": 1e-3, "method": {"name": "en_scl", "start_phase": 1, "gamma": 0.1}, "labels": "single"}
-    fixed = PhotoTrials(shards, str(tmp_path), views, epochs=2).score("en_scl", trial, 0)
-    tuned = TunedTrials(shards, str(tmp_path), views, epochs=2).score("en_scl", trial, 0)
-    assert fixed["curve"][:5] == tuned["curve"][:5]  # the same warm-up
-    assert tuned["val"] > fixed["val"] + 10
-    again = TunedTrials(shards, str(tmp_path), views, epochs=2).score("en_scl", trial, 0)
-    assert again == tuned  # not trained twice
+    rows = rows_in(shards, tmp_path)
+    tried = {"oracle": trials("bce", "labels", 1e-3)}
+    fixed = rows.train("photos", tried, range(1), False)["oracle"]
+    tuned = rows.train("photos_tuned", tried, range(1), True)["oracle"]
+    before, after = (weights(Path(row.folders[0])) for row in (fixed, tuned))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {name.split(".")[1] for name in changed if name.startswith("backbone.")} == {"4", "6"}
 
 
-def test_the_two_halves_are_the_whole_backbone():
+def test_the_two_parts_are_the_whole_backbone():
     data = DataConfig.model_validate({"train": {"url": "unused"}, "image_size": 64, "normalize": "centered"})
     model = build_model(ModelConfig(backbone="timm:tf_efficientnet_lite0"), data, 3, 0).eval()
-    fixed, last = split(model.backbone, *LITE0_LAST)
+    cut = find_cut(model.backbone, model.names, learning(model.names, LITE0_LAST), False, 64, "test")
     pixels = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
     with torch.no_grad():
-        middle = fixed(model.normalized(pixels))
+        middle = cut.fixed(model.normalized(pixels))
         assert middle.shape == (2, 192, 2, 2)
-        torch.testing.assert_close(last(middle), model.features(pixels), rtol=0, atol=0)
-
-
-def test_a_killed_pass_goes_on_and_gives_the_same_views(shards, tmp_path):
-    views = views_in(shards, tmp_path)
-    whole = {part: values.copy() for part, values in views.load("crop-1").items()}
-    assert not np.array_equal(whole["boxes"], views.load("crop-0")["boxes"])
-    folder = os.path.join(views.folder, "crop-1")
-    (tmp_path / "views" / "crop-1" / "done.json").write_text(json.dumps({"steps": 3}))
-    assert np.allclose(whole.pop("pooled"), whole["maps"].astype(np.float32).mean((2, 3)), atol=1e-6)
-    for part, values in whole.items():  # what came after the third batch was lost
-        damaged = values.copy()
-        damaged[150:] = 0
-        np.save(os.path.join(folder, f"{part}.npy"), damaged)
-    views_in(shards, tmp_path)
-    for part, values in whole.items():
-        assert np.array_equal(views.load("crop-1")[part], values), part
+        torch.testing.assert_close(cut.rest(middle), model.features(pixels), rtol=0, atol=0)
 
 
 def test_lacking_weights_are_named(tmp_path, monkeypatch):

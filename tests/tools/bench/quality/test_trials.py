@@ -9,15 +9,22 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from lacuna import state_store
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.bench.quality import gaps, rank_correlations
 from lacuna.tools.bench.quality.data import prepare
-from lacuna.tools.bench.quality.features import Trials, cannot_reach
+from lacuna.tools.bench.quality.features import FeatureRows
 from lacuna.tools.bench.quality.generated import CLASSES, SIZES, generate
 from lacuna.tools.bench.quality.photos import PHOTO_TRIALS
-from lacuna.tools.bench.quality.trials import ANNOTATIONS, on_vectors
+from lacuna.tools.bench.quality.trials import ANNOTATIONS, SINGLE, on_vectors
 from lacuna.tools.cli import main
+from lacuna.tools.passes.pool import PoolSettings, ray_room
+from lacuna.tools.passes.scoring import on_this_device
+from lacuna.tools.passes.trained import open_trained
+from lacuna.tools.run_files import run_config
+from lacuna.tools.trials.crew import CrewSettings
 from lacuna.trainer.methods import METHODS
+from lacuna.trainer.priors import read_prior
 from tests.helpers.benches import bench
 
 EVAL_DATA = os.environ.get("LACUNA_EVAL_DATA")
@@ -28,45 +35,57 @@ def quality(out, *options: str) -> tuple[dict, str]:
 
 
 def test_full_labels_beat_an_and_what_is_known_is_not_trained_again(tmp_path):
-    report, said = quality(tmp_path, "--quick")
+    report, _ = quality(tmp_path, "--quick")
     rows = report["table"]["features"]
     assert rows["oracle"]["map"] > rows["an"]["map"] + 5, rows
     assert report["ratios"] == {"features.an": 0.0, "features.oracle": 1.0}
-    assert said.count("seed 0: val") == 6  # two trials of each method, and the chosen ones again with the test images
-    kept = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
-    assert ["test" in line for line in kept] == [False, False, True] * 2, "a trial knows no test image"
-    scores = (tmp_path / "scores.jsonl").read_text().splitlines()
-    (tmp_path / "scores.jsonl").write_text("\n".join(scores[:-1]) + "\n")  # as if it had been killed in the last trial
-    again, said = quality(tmp_path, "--quick")
-    assert said.count("seed 0: val") == 1
+    done = {path.name: json.loads(path.read_text()) for path in (tmp_path / "outcomes").iterdir()}
+    assert set(done) == {f"features.{method}.{part}.json" for method in ("an", "oracle")
+                         for part in ("try-00", "try-01", "seed-0")}
+    assert ["test" in found["results"] for _, found in sorted(done.items())] == [True, False, False] * 2
+    (tmp_path / "outcomes" / "features.oracle.seed-0.json").unlink()  # as if it had been killed in the last one
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "outcomes").iterdir()}
+    again, _ = quality(tmp_path, "--quick")
     assert again["table"] == report["table"]
-    assert sorted((tmp_path / "scores.jsonl").read_text().splitlines()) == sorted(scores)
-    assert not os.listdir(tmp_path / "trials")
+    assert all(path.stat().st_mtime_ns == at for path, at in kept.items())
 
 
-def test_trained_again_for_another_prior_or_if_given_up(tmp_path):
+def test_a_teachers_table(tmp_path):
+    """Scores of a classifier on the same labels, where a method that wants such a table looks for them."""
     folder = prepare(os.path.join(generate(str(tmp_path)), "coco_features"), str(tmp_path), 0.2)
-    trial = {"lr": 1e-3, "method": {"name": "csl", "mode": "selective", "prior_threshold": 0.5}}
-    trials = Trials(folder, str(tmp_path), 1)
+    features = FeatureRows(folder, str(tmp_path / "out"), 1, CrewSettings(workers=0))
+    taught = features.train("features", ANNOTATIONS["features"], {"vlpl": SINGLE["vlpl"][:1]}, range(1))["vlpl"]
+    assert taught.outcomes[0].status == "finished", taught.outcomes[0].reason
+    table = state_store.open(run_config(taught.folders[0]).method["scores"])
+    teacher = open_trained(str(tmp_path / "out/runs/teacher.single.an/try-00"))
+    every = ShardSource.load(os.path.join(folder, "train"), "single", None)
+    for shard in range(len(every.index.shards)):
+        stored = table.reader(table.snapshots()[-1].name).read_shard("scores", shard)
+        scores, facts = on_this_device(teacher, every).scores(shard)
+        assert np.array_equal(stored[facts["rows"]], scores.astype(np.float16))
 
-    def score(prior: float) -> dict:
-        trials.write_prior("fpc300", "csl_ignore", 0, [prior] * CLASSES)
-        return trials.score(ANNOTATIONS["fpc300"], "csl_selective", trial, 0)
 
-    try:
-        low, high = score(0.1), score(0.9)  # of all classes: likely entries are ignored, or all unknown ones
-        assert low["curve"] != high["curve"]
-        assert score(0.1) == low
-        assert score(0.9) == high
-        scores = tmp_path / "scores.jsonl"
-        lines = [json.loads(line) for line in scores.read_text().splitlines()]
-        assert len(lines) == 2  # nothing was trained twice
-        del lines[1]["test"]  # as if it had only been tried
-        scores.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        assert score(0.9) == high
-        assert len(scores.read_text().splitlines()) == 3
-    finally:
-        trials.close()
+@pytest.mark.long
+def test_neighbours_and_priors_are_made_first(tmp_path):
+    folder = prepare(os.path.join(generate(str(tmp_path)), "coco_features"), str(tmp_path), 0.2)
+    features = FeatureRows(folder, str(tmp_path / "out"), 1, CrewSettings(workers=1))
+
+    def first(name: str, *methods: str) -> dict:
+        return {method: ANNOTATIONS[name].trials[method][:1] for method in methods}
+
+    with ray_room(PoolSettings(1)):
+        csl = features.train("fpc300", ANNOTATIONS["fpc300"], first("fpc300", "csl_selective", "csl_ignore"), range(1))
+        soft = features.train("pos10", ANNOTATIONS["pos10"], first("pos10", "se_i"), range(1))
+        means = features.prior(csl["csl_ignore"].folders[0], "fpc300")
+    for row in (*csl.values(), *soft.values()):
+        assert row.outcomes[0].status == "finished", row.outcomes[0].reason
+    path = run_config(csl["csl_selective"].folders[0]).method["prior"]
+    source = features.source("fpc300")
+    assert np.allclose(read_prior(path, CLASSES, source.index.classes), means)
+    trained = open_trained(csl["csl_ignore"].folders[0])
+    naive = np.concatenate([on_this_device(trained, source).scores(s)[0] for s in range(len(source.index.shards))])
+    assert np.allclose(means, naive.mean(0), atol=1e-6)
+    assert run_config(soft["se_i"].folders[0]).method["neighbors"].endswith("neighbors/pos10")
 
 
 def test_annotations_say_no_more_than_the_truth(tmp_path):
@@ -98,18 +117,10 @@ def test_every_method_has_the_same_number_of_trials():
     assert {"oracle", "an", "role", "en_cl", "mime"} <= set(ANNOTATIONS["features"].trials)
     assert {"oracle", "an", "selection", "softmax", "role", "en"} <= set(ANNOTATIONS["features_tuned"].trials)
     assert {"an_scl", "en_scl"} <= on_photos
-    for annotation in ANNOTATIONS.values():
-        assert {len(trials) for trials in annotation.trials.values()} == {8 if annotation.tuned else 6}
+    for name, annotation in ANNOTATIONS.items():
+        number = 3 if name == "features_full300" else 8 if annotation.tuned else 6
+        assert {len(trials) for trials in annotation.trials.values()} == {number}
     assert {len(trials) for trials in PHOTO_TRIALS.values()} == {4}
-
-
-def test_trials_are_given_up_only_when_they_cannot_win():
-    assert not cannot_reach([10.0, 20.0, 30.0], 90.0, 15)  # too early to say
-    assert not cannot_reach([10.0, 20.0, 30.0, 38.0], 90.0, 15)  # 11 more epochs at 8 a time
-    assert cannot_reach([10.0, 20.0, 30.0, 34.0], 90.0, 15)
-    assert cannot_reach([40.0, 47.0, 46.0, 45.0], 48.0, 15)  # past its best
-    assert not cannot_reach([40.0, 49.0, 46.0, 45.0], 48.0, 15)  # it has won already
-    assert not cannot_reach([1.0, 1.0, 1.0, 1.0], 48.0, 4)  # finished
 
 
 def test_gaps():
@@ -131,9 +142,8 @@ def test_rank_correlations():
 
 @pytest.mark.parametrize(("options", "said"), [
     (["--data", "nowhere", "--sets", "features"], "no folder coco_features"),
-    (["--sets", "features", "--trial", '{"lr": 1}'], "needs the keys lr and method"),
     (["--sets", "features", "--methods", "role", "bogus"], "--methods bogus: legal"),
-    (["--sets", "features", "--trial", "{"], "--trial '{': not a JSON object"),
+    (["--sets", "fpc300", "--methods", "csl_selective"], "--methods csl_selective needs the prior of csl_ignore"),
 ])
 def test_bad_options_are_named(options, said, tmp_path, capsys):
     assert main(["bench", "quality", "--out", str(tmp_path / "out"), *options]) == 2
@@ -145,5 +155,5 @@ def test_published_features_are_what_the_numbers_were_made_with(tmp_path):
     assert EVAL_DATA
     folder = prepare(os.path.join(EVAL_DATA, "coco_features"), str(tmp_path), 0.2)
     train = ShardSource.load(os.path.join(folder, "train"), "labels", "train")
-    assert (int(train.rows.sum()), train.classes) == (12_800, 80)
+    assert (int(train.counts.sum()), train.classes) == (12_800, 80)
     assert train.subset_counts()[0].sum() / 12_800 == pytest.approx(2.94, abs=0.03)

@@ -6,8 +6,9 @@ import torch
 
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.labels import POSITIVE
-from lacuna.trainer.methods import build_method
+from lacuna.trainer.methods import build_method, score_of
 from lacuna.trainer.methods.base import Task
+from lacuna.trainer.scores import SCORES, SIGMOID
 from tests.helpers.label_sets import by_enumeration
 from tests.helpers.loss_checks import assert_finite, random_case, total
 from tests.helpers.oracles import LOGITS, OBSERVED
@@ -61,3 +62,18 @@ def test_q_is_estimated_from_the_expected_positives(settings, k):
 def test_settings_without_sense_are_named(settings, k, words):
     with pytest.raises(UserError, match=words):
         build_method({"name": "selection", **settings}, task(random_case(7)[1], k))
+
+
+def test_images_are_ranked_beside_their_other_classes():
+    """Where one positive was shown; independent positives are read as they are."""
+    assert score_of({"name": "selection", "shown": "independent"}) is SIGMOID
+    score = score_of({"name": "selection"})
+    logits = np.random.RandomState(0).randn(5, 7, 2, 2)
+    bias = np.linspace(-2, 0, 7)
+    evidence = np.exp(logits - bias[:, None, None])
+    expected = 1 / (1 + np.exp(-(logits - 0.5 * np.log(evidence.sum(1, keepdims=True)))))
+    np.testing.assert_allclose(score(torch.from_numpy(logits), torch.from_numpy(bias)).numpy(), expected, rtol=1e-6)
+    flat = score(torch.from_numpy(logits[..., 0, 0]), torch.from_numpy(bias)).numpy()
+    np.testing.assert_allclose(flat, expected[..., 0, 0], rtol=1e-6)
+    assert SCORES[score.name] is score
+    assert not score.per_class

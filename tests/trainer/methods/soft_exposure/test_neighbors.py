@@ -59,7 +59,7 @@ def loss_of(name, made, logits, rows, **settings):
     method = build_method({"name": name, "neighbors": url, **settings}, task_for(source))
     step = step_of(len(rows))
     if method.fields():
-        store = MemoryStore(source.index.rows, "", method.fields())
+        store = MemoryStore(source.index.counts, "", method.fields())
         given = {f.name: (lambda shard, n=f.name: method.initial_rows(n, labels, shard)) for f in method.fields()}
         session = store.session(store.begin_launch(), budget=1 << 20, initials=given)
         session.begin([0, 1], 0)

@@ -148,7 +148,25 @@ def test_strips_show_every_snapshot(trained, data):
                for cell in row["cells"])
 
 
-def test_page_in_a_browser(trained, tmp_path, browser):
+def test_page_on_a_phone(trained, tmp_path, browser):
+    """Nothing is wider than the screen, no letter of an axis is cut off, and no chart's letters are too small."""
+    out = tmp_path / "report.html"
+    assert main(["report", trained.scl, "--oracle", trained.full, "--out", str(out)]) == 0
+    for width in (390, 1280):
+        browser.resize(width, 844)
+        browser.open(out.as_uri(), "document.body.dataset.ready === 'yes'")
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        cut = browser.evaluate("""[...document.querySelectorAll('svg text')].filter((t) => {
+          const a = t.getBoundingClientRect(), b = t.ownerSVGElement.getBoundingClientRect();
+          return a.left < b.left - 1 || a.right > b.right + 1 || a.bottom > b.bottom + 1;
+        }).map((t) => t.textContent)""")
+        assert cut == []
+        assert browser.evaluate("Math.min(...[...document.querySelectorAll('svg text')]"
+                                ".map((t) => t.getBoundingClientRect().height))") > 10
+    browser.resize(1280, 1600)
+
+
+def test_page_in_a_browser(trained, data, tmp_path, browser):
     """Loads without errors in light and dark; columns sort, the search filters, a legend hides its run."""
     out = tmp_path / "report.html"
     assert main(["report", trained.scl, "--oracle", trained.full, "--out", str(out)]) == 0
@@ -172,11 +190,17 @@ def test_page_in_a_browser(trained, tmp_path, browser):
         assert len(shown) == 10
     browser.evaluate("(() => { const f = document.querySelector('#classes input'); f.value = '7'; f.oninput(); })()")
     assert browser.evaluate(cells.format(0)) == ["7"]
+    number = browser.evaluate("document.querySelector('#headline .number b').textContent")
+    assert number == f"{data['headline']['score']:.1f}"
+    assert browser.evaluate("document.querySelectorAll('#headline .finding').length") == 3
+    notes = browser.evaluate("[...document.querySelectorAll('#headline .verdict')].map((e) => e.textContent.trim())")
+    assert set(notes) <= {"✓ right", "✗ wrong"}
     hidden = "document.querySelectorAll('#curves svg g.hidden').length"
     browser.evaluate("document.querySelector('#curves .legend .entry').click()")
     assert browser.evaluate(hidden) == 1
     sections = browser.evaluate("[...document.querySelectorAll('section')].map((s) => s.id)")
-    assert sections == ["runs", "gap", "curves", "classes", "beliefs", "heatmaps", "io", "config", "absent"]
+    assert sections == ["headline", "runs", "gap", "curves", "classes", "beliefs", "heatmaps", "config", "plumbing",
+                        "absent"]
     assert browser.evaluate("document.querySelectorAll('svg').length") >= 14
     browser.screenshot(tmp_path / "report.png")
     assert browser.errors == []

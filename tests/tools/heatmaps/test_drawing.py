@@ -1,0 +1,47 @@
+"""Proves that sheets can be read: captions stay in their own cell, annotated maps of a real run are no red wash."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from PIL import Image
+
+from lacuna.tools.cli import main
+from lacuna.tools.heatmaps.drawing import draw_strip, overlay
+from lacuna.tools.heatmaps.seen import SeenMap
+
+
+def test_captions_stay_in_their_cell():
+    names = ["a rather long class name with many words in it", "Ähre, Müll, 猫の名前はとても長いので切れる", "x"]
+    maps = {i: SeenMap(np.full((4, 4), 0.5, np.float32), np.zeros((4, 4), bool), 0.31) for i in range(3)}
+    strip = draw_strip(torch.zeros(3, 20, 30, dtype=torch.uint8), "folder/key-of-a-sample-that-is-very-long-indeed.jpg",
+                       maps, names, {0, 1, 2}, 3)
+    pixels = np.asarray(strip)
+    cell, gap = 144, 8
+    for i in range(4):
+        between = pixels[:, i * (cell + gap) + cell : (i + 1) * (cell + gap)]
+        assert (between == 255).all(), f"something is written right of cell {i}"
+        assert (pixels[:14, i * (cell + gap) : i * (cell + gap) + cell] < 255).any(), f"cell {i} has no caption"
+
+
+def test_unseen_cells_are_hatched_and_not_red():
+    grey = Image.new("RGB", (64, 64), (90, 90, 90))
+    unseen = np.zeros((4, 4), bool)
+    unseen[0] = True
+    drawn = np.asarray(overlay(grey, SeenMap(np.where(unseen, 0, 0.9).astype(np.float32), unseen))).astype(int)
+    top, below = drawn[:8], drawn[40:]
+    assert (top.reshape(-1, 3) == 255).all(1).any()
+    assert (below[..., 0] > below[..., 2] + 50).all()
+    assert not (below.reshape(-1, 3) == 255).all(1).any()
+
+
+def test_a_sheet_of_a_run(trained, tmp_path):
+    out = tmp_path / "sheet.png"
+    assert main(["heatmaps", trained.scl, "--out", str(out), "--rows", "0", "1", "--classes", "10"]) == 0
+    pixels = np.asarray(Image.open(out)).astype(int)
+    assert pixels.shape == (2 * (144 + 28 + 8), 11 * 152, 3)
+    for row in range(2):
+        for cls in range(1, 11):
+            cell = pixels[row * 180 + 28 : row * 180 + 172, cls * 152 : cls * 152 + 144]
+            red = cell[..., 0] - cell[..., 1] > 60
+            assert red.mean() < 0.9, "a map that is red all over says nothing"
