@@ -12,7 +12,8 @@ import numpy as np
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.decode import DecodeError, decode_image, decode_vector
-from lacuna.data_pipelines.index import Members, ShardIndex, Sidecar, sidecar_names
+from lacuna.data_pipelines.index import ShardIndex, Sidecar, sidecar_names
+from lacuna.data_pipelines.shard_tables import Members
 from lacuna.data_pipelines.tar_scan import Member, scan
 
 

@@ -20,10 +20,11 @@ from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.basics.json_text import parse_json
 from lacuna.basics.whole_number import whole_number
-from lacuna.data_pipelines.index import UNLISTED_WORDS, Members, Shard, ShardIndex, SidecarWriter
+from lacuna.data_pipelines.index import UNLISTED_WORDS, Shard, ShardIndex, SidecarWriter
 from lacuna.data_pipelines.labels import SparseLabels
 from lacuna.data_pipelines.packing import SIDECAR_NAME
 from lacuna.data_pipelines.readers.base import IMAGE_EXTENSIONS, ClassNames, read_class_list, refuse_conflict
+from lacuna.data_pipelines.shard_tables import Members
 from lacuna.data_pipelines.tar_scan import Member, scan
 
 LABEL_EXTENSIONS = ("cls", "json", "txt")

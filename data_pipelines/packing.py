@@ -25,10 +25,11 @@ import numpy as np
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.encoding import shrink_to_jpeg
-from lacuna.data_pipelines.index import Members, Shard, ShardIndex, SidecarWriter
+from lacuna.data_pipelines.index import Shard, ShardIndex, SidecarWriter
 from lacuna.data_pipelines.output_folder import OutputFolder
 from lacuna.data_pipelines.readers.base import Dataset, Sample
 from lacuna.data_pipelines.sample_keys import distinct_keys
+from lacuna.data_pipelines.shard_tables import Members
 from lacuna.data_pipelines.tar_writer import TarWriter
 
 SIDECAR_NAME = "labels"  # what a make's own labels are called; simulated annotations get other names

@@ -52,8 +52,8 @@ class Counting:
 
     def moved(self, field: str, shard: int, before: np.ndarray, after: np.ndarray) -> np.ndarray:
         """How a chunk's write-back changes the counts; `before` becomes `after`."""
-        rows = int(self.store.schema.counts[shard])
+        count = int(self.store.schema.counts[shard])
         outside = self.excluded[field](shard) if field in self.excluded else None
-        change = histograms.change(before[:rows], after[:rows], outside)
+        change = histograms.change(before[:count], after[:count], outside)
         before[:] = after
         return change

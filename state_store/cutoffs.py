@@ -48,8 +48,8 @@ class Cutoffs:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray]) -> Cutoffs:
-        key, rows = (int(x) for x in arrays["rule"])
-        return cls(arrays["codes"], arrays["bounds"], key, rows)
+        key, max_rows = (int(x) for x in arrays["rule"])
+        return cls(arrays["codes"], arrays["bounds"], key, max_rows)
 
 
 @dataclass

@@ -158,25 +158,25 @@ class Field:
     def rounding_keys(self, seed: int, epoch: int, shards: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return row_keys(tag_key(seed, "round/" + self.name, epoch), shards, rows)
 
-    def initial_rows(self, seed: int, shard: int, rows: int, given=None) -> np.ndarray:
-        """Stored initial rows [rows, *stored_shape] of one shard; `given(shard)` serves fields with a Given rule."""
+    def initial_rows(self, seed: int, shard: int, count: int, given=None) -> np.ndarray:
+        """Stored initial rows [count, *stored_shape] of one shard; `given(shard)` serves fields with a Given rule."""
         if isinstance(self.initial, Constant):
-            return np.broadcast_to(self.initial_code(), (rows, *self.stored_shape))
+            return np.broadcast_to(self.initial_code(), (count, *self.stored_shape))
         if isinstance(self.initial, Draw):
-            spread = uniform(seed, "initial/" + self.name, shard, np.arange(rows), self.columns)
+            spread = uniform(seed, "initial/" + self.name, shard, np.arange(count), self.columns)
             spread *= np.float32(self.initial.high - self.initial.low)
             spread += np.float32(self.initial.low)
-            return self._nearest(spread.reshape(rows, *self.shape))
+            return self._nearest(spread.reshape(count, *self.shape))
         if given is None:
             raise UserError(f"field {self.name!r}, shard {shard} was never written, and it starts from a function "
                             f"({self.initial.name!r}) of the shard: pass initials={{{self.name!r}: function}}, or open "
                             "the state with lacuna.open_run(run).state(), which knows it.")
         values = np.asarray(given(shard))
-        if values.shape == (rows, *self.stored_shape) and values.dtype == self.stored_dtype:
+        if values.shape == (count, *self.stored_shape) and values.dtype == self.stored_dtype:
             return values
-        if values.shape != (rows, *self.shape):
+        if values.shape != (count, *self.shape):
             raise UserError(f"field {self.name!r}: the initial function gave shape {values.shape} for shard {shard}, "
-                            f"expected {(rows, *self.shape)}.")
+                            f"expected {(count, *self.shape)}.")
         return self._nearest(values)
 
     def initial_code(self) -> np.ndarray:

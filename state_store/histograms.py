@@ -50,17 +50,17 @@ def change(before: np.ndarray, after: np.ndarray, excluded: tuple[np.ndarray, np
     return total.reshape(columns, BINS)
 
 
-def initial_counts(field: Field, seed: int, rows: np.ndarray, given: Callable[[int], np.ndarray] | None,
+def initial_counts(field: Field, seed: int, shard_counts: np.ndarray, given: Callable[[int], np.ndarray] | None,
                    excluded: Excluded | None) -> np.ndarray:
     """Histogram of the initial values: closed form for constants, else one sweep over the shards."""
     total = np.zeros((field.columns, BINS), np.int64)
     if isinstance(field.initial, Constant):
         codes = bins_of(field.initial_code())
-        total[np.arange(field.columns), codes] = int(rows.sum())
-        for shard in range(len(rows) if excluded is not None else 0):
+        total[np.arange(field.columns), codes] = int(shard_counts.sum())
+        for shard in range(len(shard_counts) if excluded is not None else 0):
             _, cols = excluded(shard)  # type: ignore[misc]
             total[np.arange(field.columns), codes] -= np.bincount(cols, minlength=field.columns)
         return total
-    for shard, count in enumerate(rows.tolist()):
+    for shard, count in enumerate(shard_counts.tolist()):
         total += counts(field.initial_rows(seed, shard, count, given), excluded(shard) if excluded else None)
     return total

@@ -98,8 +98,8 @@ def move_rows(source: Callable[[], Iterable[Batch]], table: KeyTable, writer: Bu
 
 
 def _empty(schema, name: str, shard: int) -> tuple[np.ndarray, np.ndarray]:
-    spec, rows = schema.fields[name], int(schema.counts[shard])
-    return np.zeros((rows, *spec.stored_shape), spec.stored_dtype), np.zeros(rows, bool)
+    spec, count = schema.fields[name], int(schema.counts[shard])
+    return np.zeros((count, *spec.stored_shape), spec.stored_dtype), np.zeros(count, bool)
 
 
 def _write_group(filled: dict, writer: BulkWriter, base: SnapshotReader) -> int:

@@ -12,14 +12,14 @@ from lacuna.state_store.moving import BulkWriter, Keys, KeyTable, move_rows, sto
 from lacuna.state_store.store import Initials, SnapshotReader, StateStore, create
 
 
-def reshard(source: StateStore, snapshot: str, source_keys: Keys, url: str, rows: Sequence[int] | np.ndarray,
+def reshard(source: StateStore, snapshot: str, source_keys: Keys, url: str, counts: Sequence[int] | np.ndarray,
             fingerprint: str, keys: Keys, budget: int = 1 << 30, initials: Initials | None = None,
             target_initials: Initials | None = None) -> tuple[StateStore, int, int]:
     """A new store over other shards of the same samples: each sample's state follows its key.
 
     Samples that are new start from their initial values; returns (store, samples moved, samples dropped).
     """
-    target = create(url, rows, fingerprint, list(source.schema.fields.values()), source.schema.seed)
+    target = create(url, counts, fingerprint, list(source.schema.fields.values()), source.schema.seed)
     reader = source.reader(snapshot, initials)
     table, writer = KeyTable(keys, target.schema.shards), BulkWriter(target)
     base = SnapshotReader(target, {}, target_initials)

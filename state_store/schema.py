@@ -83,7 +83,8 @@ class Schema:
 
     def group_json(self) -> bytes:
         body = {
-            "version": VERSION, "fingerprint": self.fingerprint, "seed": self.seed, "rows": self.counts.tolist(),
+            "version": VERSION, "fingerprint": self.fingerprint, "seed": self.seed,
+            "rows": self.counts.tolist(),  # the counts' name in every store there is
             "fields": [field.to_json() for field in self.fields.values()],
         }
         body["sha256"] = _checksum(body)

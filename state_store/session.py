@@ -216,11 +216,11 @@ class Session(Leases):
     # ---- in the I/O threads
 
     def _load(self, field: str, shard: int, slot: int) -> None:
-        spec, rows, out = self.schema.fields[field], int(self.schema.counts[shard]), self.slots.slabs[field][slot]
+        spec, count, out = self.schema.fields[field], int(self.schema.counts[shard]), self.slots.slabs[field][slot]
         ref = self._version(field, shard)
         if ref is None:
-            out[:rows] = spec.initial_rows(self.schema.seed, shard, rows, self.initials.get(field))
-            out[rows:] = 0
+            out[:count] = spec.initial_rows(self.schema.seed, shard, count, self.initials.get(field))
+            out[count:] = 0
         else:
             chunks.read_into(self.store.url, spec, shard, ref, out)
         if spec.histogram:

@@ -184,12 +184,12 @@ class StateStore:
 
     def read(self, ref: Ref | None, field: str, shard: int, initials: Initials | None = None) -> np.ndarray:
         """Stored rows [rows of the shard, *stored_shape] of one version; None: never written, so initial values."""
-        spec, rows = self.schema.fields[field], int(self.schema.counts[shard])
+        spec, count = self.schema.fields[field], int(self.schema.counts[shard])
         if ref is None:
-            return np.array(spec.initial_rows(self.schema.seed, shard, rows, (initials or {}).get(field)))
+            return np.array(spec.initial_rows(self.schema.seed, shard, count, (initials or {}).get(field)))
         out = np.empty((self.schema.max_rows, *spec.stored_shape), spec.stored_dtype)
         read_into(self.url, spec, shard, ref, out)
-        return out[:rows]
+        return out[:count]
 
 
 class SnapshotReader:

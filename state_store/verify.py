@@ -132,10 +132,10 @@ def stats(store: StateStore, name: str, values: bool = False) -> list[FieldStats
     reader, found = store.reader(name), []
     for spec in store.schema.fields.values():
         refs = reader.refs.get(spec.name, {})
-        rows = int(store.schema.counts[list(refs)].sum()) if refs else 0
-        extent = _extent(reader, spec, sorted(refs)) if values and rows else None
+        count = int(store.schema.counts[list(refs)].sum()) if refs else 0
+        extent = _extent(reader, spec, sorted(refs)) if values and count else None
         found.append(FieldStats(spec, store.schema.shards, len(refs), sum(ref.size for ref in refs.values()),
-                                rows * spec.row_bytes, extent))
+                                count * spec.row_bytes, extent))
     return found
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lacuna.basics.errors import UserError
 from lacuna.basics.hashing import mix
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.trainer.checkpoints.checkpoint import Position
 from lacuna.trainer.config.durations import to_steps
 from lacuna.trainer.engine import set_lr

@@ -14,8 +14,8 @@ import torch
 
 from lacuna.basics.errors import UserError
 from lacuna.basics.hashing import mix, uniform_array
+from lacuna.data_pipelines.batch import Batch
 from lacuna.data_pipelines.plan import EpochPlan
-from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.config.sections import Config
 from lacuna.trainer.methods.base import Method
 

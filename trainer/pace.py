@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from lacuna.basics.clock import clock
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 
 
 class Pace:

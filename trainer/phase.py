@@ -15,7 +15,8 @@ from lacuna.data_pipelines.plan import EpochPlan
 from lacuna.data_pipelines.stream import EpochStream
 from lacuna.trainer.cache.phase_cache import cut_of, open_cache
 from lacuna.trainer.cache.stream import CachedStream
-from lacuna.trainer.checkpoints.checkpoint import Checkpoint, Position, load_engine, load_method_state, needs_conversion
+from lacuna.trainer.checkpoints.checkpoint import Checkpoint, Position, load_method_state
+from lacuna.trainer.checkpoints.conversion import load_engine, needs_conversion
 from lacuna.trainer.config.durations import to_steps
 from lacuna.trainer.engine import BatchSplit, build_engine, zero_stage
 from lacuna.trainer.evaluate import describe, evaluate

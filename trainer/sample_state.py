@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from lacuna import state_store
+from lacuna.data_pipelines.batch import Batch
 from lacuna.data_pipelines.labels import NEGATIVE
 from lacuna.data_pipelines.plan import EpochPlan
 from lacuna.data_pipelines.source import ShardSource
-from lacuna.data_pipelines.stream import Batch
 from lacuna.state_store.chunks import DamagedChunk, chunk_url
 from lacuna.state_store.cutoffs import Cutoffs, exact_cutoffs
 from lacuna.state_store.log import fence_of

@@ -11,10 +11,11 @@ import pytest
 
 from lacuna.basics import storage
 from lacuna.data_pipelines.checking import check
-from lacuna.data_pipelines.index import Members, ShardIndex, Sidecar, SidecarWriter
+from lacuna.data_pipelines.index import ShardIndex, Sidecar, SidecarWriter
 from lacuna.data_pipelines.labels import UNKNOWN, SparseLabels
 from lacuna.data_pipelines.packing import Layout, pack
 from lacuna.data_pipelines.readers import features, folder
+from lacuna.data_pipelines.shard_tables import Members
 from tests.helpers.pictures import write_pictures
 
 

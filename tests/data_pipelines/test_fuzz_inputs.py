@@ -13,11 +13,12 @@ from PIL import Image
 
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.decode import DecodeError, decode_image, decode_vector
-from lacuna.data_pipelines.index import Members, ShardIndex, Sidecar, SidecarWriter, labels_from_bytes, labels_to_bytes
+from lacuna.data_pipelines.index import ShardIndex, Sidecar, SidecarWriter
 from lacuna.data_pipelines.indexing import parse_labels
 from lacuna.data_pipelines.labels import UNKNOWN, SparseLabels
 from lacuna.data_pipelines.readers import openimages, tsv
 from lacuna.data_pipelines.readers.base import ClassNames
+from lacuna.data_pipelines.shard_tables import Members, labels_from_bytes, labels_to_bytes
 from lacuna.data_pipelines.subsets import Subset
 from lacuna.data_pipelines.tar_scan import scan
 from tests.helpers.fuzzing import damaged_bytes, damaged_json, fuzz_all

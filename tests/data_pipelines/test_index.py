@@ -11,17 +11,9 @@ import pytest
 
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
-from lacuna.data_pipelines.index import (
-    Members,
-    Shard,
-    ShardIndex,
-    Sidecar,
-    SidecarWriter,
-    labels_from_bytes,
-    labels_to_bytes,
-    sidecar_names,
-)
+from lacuna.data_pipelines.index import Shard, ShardIndex, Sidecar, SidecarWriter, sidecar_names
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
+from lacuna.data_pipelines.shard_tables import Members, labels_from_bytes, labels_to_bytes
 
 
 @pytest.fixture

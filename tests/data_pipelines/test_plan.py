@@ -21,19 +21,19 @@ def global_batches(plan: EpochPlan, world: int, start: int = 0) -> list[set[tupl
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.lists(st.integers(0, 40), min_size=1, max_size=30),
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=30),
     streams=st.sampled_from([1, 2, 4, 8]),
     quota=st.integers(1, 5),
     open_shards=st.integers(1, 5),
     epoch=st.integers(0, 3),
 )
-def test_exactly_once_and_independent_of_the_world(rows, streams, quota, open_shards, epoch):
-    plan = EpochPlan(np.array(rows), 7, epoch, streams, streams * quota, open_shards)
-    everything = {(s, r) for s, n in enumerate(rows) for r in range(n)}
+def test_exactly_once_and_independent_of_the_world(counts, streams, quota, open_shards, epoch):
+    plan = EpochPlan(np.array(counts), 7, epoch, streams, streams * quota, open_shards)
+    everything = {(s, r) for s, n in enumerate(counts) for r in range(n)}
     one = global_batches(plan, 1)
     assert sum(len(b) for b in one) == len(everything)
     assert set().union(*one) == everything
-    left = [sum(rows[s] for s in shards) for shards in plan.stream_shards]
+    left = [sum(counts[s] for s in shards) for shards in plan.stream_shards]
     for batch in one:  # every stream gives its quota until it has nothing left
         assert len(batch) == sum(min(quota, n) for n in left) > 0
         left = [max(0, n - quota) for n in left]
@@ -42,12 +42,12 @@ def test_exactly_once_and_independent_of_the_world(rows, streams, quota, open_sh
         assert global_batches(plan, world) == one
 
 
-@pytest.mark.parametrize("rows", [[5, 5, 1], [3], [0, 0, 7, 0], [1] * 9, [100, 1, 1, 1, 1]])
-def test_odd_shapes(rows):
-    plan = EpochPlan(np.array(rows), 0, 0, 4, 8, 3)
+@pytest.mark.parametrize("counts", [[5, 5, 1], [3], [0, 0, 7, 0], [1] * 9, [100, 1, 1, 1, 1]])
+def test_odd_shapes(counts):
+    plan = EpochPlan(np.array(counts), 0, 0, 4, 8, 3)
     batches = global_batches(plan, 4)
-    assert sum(len(b) for b in batches) == sum(rows)
-    assert len(set().union(*batches)) == sum(rows)
+    assert sum(len(b) for b in batches) == sum(counts)
+    assert len(set().union(*batches)) == sum(counts)
 
 
 def test_resume_is_a_suffix():
@@ -84,8 +84,8 @@ def test_order_changes_with_epoch_and_seed_and_mixes_shards():
 
 
 def test_uneven_shards_give_balanced_streams():
-    rows = np.random.default_rng(0).integers(1, 100, 200)
-    samples = EpochPlan(rows, 0, 0, 8, 64).stream_samples
+    counts = np.random.default_rng(0).integers(1, 100, 200)
+    samples = EpochPlan(counts, 0, 0, 8, 64).stream_samples
     assert samples.max() - samples.min() <= 100
 
 

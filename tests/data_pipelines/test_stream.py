@@ -15,13 +15,15 @@ from PIL import Image
 
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.augment import Augment, sample_rng
+from lacuna.data_pipelines.batch import Batch
 from lacuna.data_pipelines.color import grayscale
 from lacuna.data_pipelines.decode import decode_image
-from lacuna.data_pipelines.index import Members, Shard, ShardIndex, SidecarWriter
+from lacuna.data_pipelines.index import Shard, ShardIndex, SidecarWriter
 from lacuna.data_pipelines.labels import UNKNOWN, SparseLabels
 from lacuna.data_pipelines.plan import EpochPlan
+from lacuna.data_pipelines.shard_tables import Members
 from lacuna.data_pipelines.source import ShardSource
-from lacuna.data_pipelines.stream import Batch, EpochStream, SampleMaker
+from lacuna.data_pipelines.stream import EpochStream, SampleMaker
 from lacuna.data_pipelines.subsets import Subset
 from lacuna.data_pipelines.tar_writer import TarWriter
 
@@ -41,12 +43,12 @@ def row_labels(shard: int, row: int) -> tuple[list[int], list[int]]:
     return [(shard + row) % CLASSES], [(shard + row + 1) % CLASSES] if row % 3 == 0 else []
 
 
-def write_shards(folder: Path, rows: list[int], contents=image_bytes, kind: str = "image") -> ShardSource:
+def write_shards(folder: Path, counts: list[int], contents=image_bytes, kind: str = "image") -> ShardSource:
     """Shards with exactly these numbers of samples: packing would never make such odd ones."""
     shards = []
     (folder / "members").mkdir(parents=True)
     extension = "png" if kind == "image" else "npy"
-    for number, count in enumerate(rows):
+    for number, count in enumerate(counts):
         data = [contents(number, row) for row in range(count)]
         with open(folder / f"shard-{number:05d}.tar", "wb") as file:
             tar = TarWriter(file)
@@ -59,7 +61,7 @@ def write_shards(folder: Path, rows: list[int], contents=image_bytes, kind: str 
     index = ShardIndex(str(folder), [f"class {c}" for c in range(CLASSES)], shards, kind=kind)
     index.save()
     writer = SidecarWriter(index, "labels", UNKNOWN, {})
-    for number, count in enumerate(rows):
+    for number, count in enumerate(counts):
         pairs = [row_labels(number, row) for row in range(count)]
         writer.write(number, SparseLabels.from_lists([p for p, _ in pairs], [n for _, n in pairs]))
     writer.close()
@@ -85,11 +87,11 @@ def assert_same(a: Batch, b: Batch) -> None:
         assert torch.equal(left, right)
 
 
-@pytest.mark.parametrize("rows", [[9, 7, 8, 10, 3, 1], [5, 2], [0, 11, 0, 6, 0, 0, 9, 0], [1] * 7, [20]])
-def test_every_sample_once_on_any_number_of_ranks(tmp_path, rows):
-    source = write_shards(tmp_path / "shards", rows)
+@pytest.mark.parametrize("counts", [[9, 7, 8, 10, 3, 1], [5, 2], [0, 11, 0, 6, 0, 0, 9, 0], [1] * 7, [20]])
+def test_every_sample_once_on_any_number_of_ranks(tmp_path, counts):
+    source = write_shards(tmp_path / "shards", counts)
     plan = EpochPlan(source.counts, 5, 1, 4, 8, 3)
-    everything = sorted((shard, row) for shard, count in enumerate(rows) for row in range(count))
+    everything = sorted((shard, row) for shard, count in enumerate(counts) for row in range(count))
     one = run(source, plan)
     assert sorted(pair for batch in one for pair in samples(batch)) == everything
     for world in (2, 4):

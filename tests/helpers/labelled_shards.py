@@ -6,8 +6,9 @@ import numpy as np
 
 from lacuna.basics import storage
 from lacuna.data_pipelines.annotation.labelled_rows import LabelledRows
-from lacuna.data_pipelines.index import Members, Shard, ShardIndex, Sidecar, SidecarWriter
+from lacuna.data_pipelines.index import Shard, ShardIndex, Sidecar, SidecarWriter
 from lacuna.data_pipelines.labels import NEGATIVE, SparseLabels
+from lacuna.data_pipelines.shard_tables import Members
 
 
 def write_dataset(url: str, truth: np.ndarray, sizes: list[int], unlisted: int = NEGATIVE, seed: int = 0,

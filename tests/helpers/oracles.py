@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from lacuna.data_pipelines.batch import Batch
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.methods.base import Step, Task
 
 LOGITS = [[2.0, -1.0, 0.5, -3.0], [-0.5, 1.5, -2.0, 0.0]]

@@ -11,17 +11,17 @@ from lacuna import state_store
 from lacuna.basics.errors import UserError
 from tests.helpers.state.conformance import SEED, Conformance
 from tests.helpers.state.memory import MemoryStore
-from tests.helpers.state.samples import FIELDS, INITIALS, ROWS, assert_same, initial_state, naive_counts
+from tests.helpers.state.samples import COUNTS, FIELDS, INITIALS, assert_same, initial_state, naive_counts
 
 
 class TestMemory(Conformance):
     def make(self):
-        return MemoryStore(ROWS, "index-1", FIELDS, SEED)
+        return MemoryStore(COUNTS, "index-1", FIELDS, SEED)
 
 
 class TestDisk(Conformance):
     def make(self):
-        return state_store.create(str(self.folder / "state"), ROWS, "index-1", FIELDS, SEED)
+        return state_store.create(str(self.folder / "state"), COUNTS, "index-1", FIELDS, SEED)
 
     def test_a_small_budget_is_explained(self, store):
         """Fewer slots than open shards is an error that names the remedy, not a hang."""
@@ -30,7 +30,7 @@ class TestDisk(Conformance):
             store.session(launch, budget=100)
         with store.session(launch, budget=self.budget, initials=INITIALS) as session:
             slots = session.slots.count
-            assert 2 <= slots < len(ROWS)
+            assert 2 <= slots < len(COUNTS)
             for shard in range(slots):
                 session.lease(shard)
             with pytest.raises(UserError, match=r"RAM budget too small.*Raise"):
@@ -43,7 +43,7 @@ class TestDisk(Conformance):
             session.begin([0, 1, 2, 3], 0)
             for shard in (5, 4, 3, 0, 2, 1):
                 session.lease(shard)
-                rows = np.arange(ROWS[shard])
+                rows = np.arange(COUNTS[shard])
                 np.testing.assert_array_equal(session.gather("phi", np.full(len(rows), shard), rows),
                                               state["phi"][shard])
                 session.release(shard)
@@ -77,7 +77,7 @@ class TestDisk(Conformance):
             session.snapshot("b")
             session.collect([])
             for epoch in (4, 5):
-                self.train(session, state, epoch, order=list(range(len(ROWS))))
+                self.train(session, state, epoch, order=list(range(len(COUNTS))))
             session.snapshot("c")
             assert store.orphans() == []
             assert_same(session, state)
@@ -85,10 +85,10 @@ class TestDisk(Conformance):
     def test_clean_shards_are_not_written(self, store):
         """Leasing without scattering writes nothing."""
         with self.open(store) as session:
-            session.begin(list(range(len(ROWS))), 0)
-            for shard in range(len(ROWS)):
+            session.begin(list(range(len(COUNTS))), 0)
+            for shard in range(len(COUNTS)):
                 session.lease(shard)
                 session.release(shard)
             session.finish()
             assert session.metrics.chunks_written == 0
-            assert session.metrics.leases == len(ROWS)
+            assert session.metrics.leases == len(COUNTS)

@@ -15,15 +15,15 @@ from lacuna.state_store.row_hash import tie_keys
 from lacuna.state_store.sweep import map_shards
 from tests.helpers.state.memory import MemoryStore
 
-ROWS, L = [40, 31, 40, 17], 12
+COUNTS, L = [40, 31, 40, 17], 12
 
 
 def fill(session, values: dict[str, list[np.ndarray]]) -> None:
-    session.begin(range(len(ROWS)), 0)
-    for shard, rows in enumerate(ROWS):
+    session.begin(range(len(COUNTS)), 0)
+    for shard, count in enumerate(COUNTS):
         session.lease(shard)
         for field, shards in values.items():
-            session.scatter(field, np.full(rows, shard), np.arange(rows), shards[shard])
+            session.scatter(field, np.full(count, shard), np.arange(count), shards[shard])
         session.release(shard)
     session.finish()
 
@@ -36,12 +36,12 @@ def scores(dtype: str, kind: str) -> list[np.ndarray]:
         "tied": lambda n: rng.integers(0, 3, (n, L)) * (top // 3),
         "mostly zero": lambda n: np.where(rng.random((n, L)) < 0.05, top, 0),
     }
-    return [draws[kind](n).astype(dtype) for n in ROWS]
+    return [draws[kind](n).astype(dtype) for n in COUNTS]
 
 
 def excluded(shard: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(shard)
-    return np.nonzero(rng.random((ROWS[shard], L)) < 0.2)
+    return np.nonzero(rng.random((COUNTS[shard], L)) < 0.2)
 
 
 def oracle(shards: list[np.ndarray], quotas: np.ndarray, cut: Cutoffs, outside) -> list[np.ndarray]:
@@ -53,7 +53,7 @@ def oracle(shards: list[np.ndarray], quotas: np.ndarray, cut: Cutoffs, outside) 
             skip = set(zip(*(a.tolist() for a in outside(shard)), strict=True)) if outside else set()
             for row in range(len(rows)):
                 if (row, column) not in skip:
-                    key = tie_keys(np.uint64(cut.tie_key), np.array([shard * max(ROWS) + row]), np.array([column]))[0]
+                    key = tie_keys(np.uint64(cut.tie_key), np.array([shard * max(COUNTS) + row]), np.array([column]))[0]
                     entries.append((-int(rows[row, column]), int(key), shard, row))
         for _, _, shard, row in sorted(entries)[: quotas[column]]:
             chosen[shard][row, column] = True
@@ -67,8 +67,8 @@ def make(tmp_path):
 
     def build(shards: list[np.ndarray], outside=None, memory=False):
         field = state_store.Field("ema", (L,), str(shards[0].dtype), range=(0, 1), histogram=True)
-        store = (MemoryStore(ROWS, "i", [field], 2) if memory
-                 else state_store.create(str(tmp_path / "s"), ROWS, "i", [field], 2))
+        store = (MemoryStore(COUNTS, "i", [field], 2) if memory
+                 else state_store.create(str(tmp_path / "s"), COUNTS, "i", [field], 2))
         session = store.session(store.begin_launch(), budget=10**6, excluded={"ema": outside} if outside else None)
         opened.append(session)
         fill(session, {"ema": shards})
@@ -178,9 +178,9 @@ def test_counts_of_changes_and_of_initial_values():
     for initial in (state_store.Constant(0.3), state_store.Draw(0, 1), state_store.Given()):
         field = state_store.Field("ema", (L,), "uint8", initial, range=(0, 1), histogram=True)
         for outside in (None, excluded):
-            start = [np.array(field.initial_rows(1, s, n, given.__getitem__)) for s, n in enumerate(ROWS)]
+            start = [np.array(field.initial_rows(1, s, n, given.__getitem__)) for s, n in enumerate(COUNTS)]
             expected = sum(counts(rows, outside(s) if outside else None) for s, rows in enumerate(start))
-            got = initial_counts(field, 1, np.array(ROWS), given.__getitem__, outside)
+            got = initial_counts(field, 1, np.array(COUNTS), given.__getitem__, outside)
             np.testing.assert_array_equal(got, expected)
 
 

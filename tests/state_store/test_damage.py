@@ -21,13 +21,13 @@ from lacuna.state_store.mending import drop_damaged, mend_metadata, mend_snapsho
 from lacuna.state_store.verify import stats, verify
 from tests.helpers.state.crash_worker import SEED, changes
 from tests.helpers.state.crashes import ROOT, WORKER, finish_cleanly, last_committed, launch
-from tests.helpers.state.samples import FIELDS, INITIALS, ROWS
+from tests.helpers.state.samples import COUNTS, FIELDS, INITIALS
 
 
 @pytest.fixture
 def store(tmp_path):
     """A store with two snapshots of the crash worker's steps."""
-    store = state_store.create(str(tmp_path / "state"), ROWS, "index", FIELDS, SEED)
+    store = state_store.create(str(tmp_path / "state"), COUNTS, "index", FIELDS, SEED)
     with store.session(store.begin_launch(), budget=10**6, initials=INITIALS) as session:
         for step in range(2):
             for shard, field, rows, stored in changes(step):
@@ -53,7 +53,7 @@ def test_a_sound_store_verifies(store):
     assert report.snapshots == ["s0", "s1"]
     rows = {item.field.name: item for item in stats(store, "s1", values=True)}
     assert rows["phi"].written == 4
-    assert rows["phi"].chunks == len(ROWS)
+    assert rows["phi"].chunks == len(COUNTS)
     assert rows["ema"].values[0] >= 0
     assert rows["ema"].values[2] <= 1
     assert stats(store, "s0")[0].values is None
@@ -90,7 +90,7 @@ def test_a_swapped_chunk_is_noticed(store):
 def test_never_written_is_not_lost(store):
     """Shard 5 was never written: it reads as initial values and verifies."""
     assert 5 not in store.manifest("s1").refs["phi"]
-    expected = FIELDS[0].initial_rows(SEED, 5, ROWS[5])
+    expected = FIELDS[0].initial_rows(SEED, 5, COUNTS[5])
     np.testing.assert_array_equal(store.reader("s1", INITIALS).read_shard("phi", 5), expected)
 
 
@@ -181,7 +181,7 @@ def test_missing_store_and_second_create(store, tmp_path):
     with pytest.raises(UserError, match=r"nowhere: no state store here"):
         state_store.open(str(tmp_path / "nowhere"))
     with pytest.raises(UserError, match="already a store"):
-        state_store.create(store.url, ROWS, "index", FIELDS, SEED)
+        state_store.create(store.url, COUNTS, "index", FIELDS, SEED)
     text = Path(store.url, "zarr.json").read_text().replace('"version": 2', '"version": 7')
     Path(store.url, "zarr.json").write_text(text)
     with pytest.raises(UserError, match=r"version 7, this program reads version 2"):
@@ -205,7 +205,7 @@ def test_foreign_files_are_left_alone(store):
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"fingerprint": "other"}, r"shard index index .* in the store, other .* asked .*reshard"),
-    ({"counts": [*ROWS[:-1], 12]}, "53 samples"),
+    ({"counts": [*COUNTS[:-1], 12]}, "53 samples"),
     ({"seed": 3}, "seed 11 in the store, 3 asked"),
     ({"fields": FIELDS[1:]}, "field 'phi' is in the store but not asked for"),
     ({"fields": [*FIELDS, Field("extra", (2,), "int8")]}, "field 'extra' is asked for but not in the store"),
@@ -213,20 +213,20 @@ def test_foreign_files_are_left_alone(store):
 ])
 def test_opening_with_another_schema_is_refused(store, change, message):
     """Other fields, dtypes, seed, shards or class list: the message says what differs."""
-    arguments = {"counts": ROWS, "fingerprint": "index", "fields": FIELDS, "seed": SEED, **change}
+    arguments = {"counts": COUNTS, "fingerprint": "index", "fields": FIELDS, "seed": SEED, **change}
     with pytest.raises(UserError, match=f"(?s){message}"):
         state_store.open(store.url, **arguments)
-    state_store.open(store.url, ROWS, "index", FIELDS, SEED)
+    state_store.open(store.url, COUNTS, "index", FIELDS, SEED)
 
 
 def test_bad_shards_are_refused(tmp_path):
     """No shards, no fields, two fields of one name and a chunk beyond the codec's limit are errors at creation."""
     url, one = str(tmp_path / "s"), Field("a", (1,), "int8")
-    for rows, fields, message in [([], [one], "at least one shard"), ([0], [one], "at least one shard"),
-                                  ([3], [], "at least one field"), ([3], [one, one], "must differ"),
-                                  ([10**6], [Field("a", (1000,), "float32")], "4.0 GB in one chunk")]:
+    for counts, fields, message in [([], [one], "at least one shard"), ([0], [one], "at least one shard"),
+                                    ([3], [], "at least one field"), ([3], [one, one], "must differ"),
+                                    ([10**6], [Field("a", (1000,), "float32")], "4.0 GB in one chunk")]:
         with pytest.raises(UserError, match=message):
-            state_store.create(url, rows, "f", fields)
+            state_store.create(url, counts, "f", fields)
 
 
 def test_disk_full_is_a_clear_error(tmp_path):

@@ -30,9 +30,9 @@ def make_store(tmp_path: Path) -> state_store.StateStore:
     made = state_store.create(str(tmp_path / "store"), [5, 3], "index", [FIELD])
     with made.session(made.begin_launch(), budget=1 << 20) as session:
         session.begin([0, 1], 0)
-        for shard, rows in ((0, 5), (1, 3)):
+        for shard, count in ((0, 5), (1, 3)):
             session.lease(shard)
-            session.scatter("score", np.full(rows, shard), np.arange(rows), np.full((rows, 4), 7, np.uint8))
+            session.scatter("score", np.full(count, shard), np.arange(count), np.full((count, 4), 7, np.uint8))
             session.release(shard)
         session.finish()
         session.snapshot("one")

@@ -20,9 +20,9 @@ from hypothesis.stateful import (
 
 from lacuna import state_store
 from tests.helpers.state.samples import (
+    COUNTS,
     FIELDS,
     INITIALS,
-    ROWS,
     assert_same,
     copied,
     initial_state,
@@ -30,7 +30,7 @@ from tests.helpers.state.samples import (
     random_stored,
 )
 
-SHARDS = st.integers(0, len(ROWS) - 1)
+SHARDS = st.integers(0, len(COUNTS) - 1)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -39,7 +39,7 @@ class StoreMachine(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 1000))
     def start(self, seed):
         self.folder = tempfile.mkdtemp()
-        self.store = state_store.create(self.folder + "/state", ROWS, "index", FIELDS, seed)
+        self.store = state_store.create(self.folder + "/state", COUNTS, "index", FIELDS, seed)
         self.seed, self.now, self.kept, self.leased, self.step = seed, initial_state(seed), {}, set(), 0
         self.session = None
         self.launch(None)
@@ -59,7 +59,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 2**30), count=st.integers(1, 9))
     def scatter(self, seed, count):
         rng = np.random.default_rng(seed)
-        pairs = [(s, r) for s in sorted(self.leased) for r in range(ROWS[s])]
+        pairs = [(s, r) for s in sorted(self.leased) for r in range(COUNTS[s])]
         picked = [pairs[i] for i in rng.permutation(len(pairs))[:count]]
         shards, rows = np.array([p[0] for p in picked]), np.array([p[1] for p in picked])
         field = FIELDS[rng.integers(len(FIELDS))]
@@ -72,7 +72,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def gather(self):
         for shard in self.leased:
-            rows = np.arange(ROWS[shard])
+            rows = np.arange(COUNTS[shard])
             for field in FIELDS:
                 got = self.session.gather(field.name, np.full(len(rows), shard), rows)
                 np.testing.assert_array_equal(got, self.now[field.name][shard])
@@ -84,7 +84,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.session.release(shard)
         self.leased.remove(shard)
 
-    @rule(order=st.permutations(range(len(ROWS))), length=st.integers(0, len(ROWS)))
+    @rule(order=st.permutations(range(len(COUNTS))), length=st.integers(0, len(COUNTS)))
     def announce(self, order, length):
         self.session.begin([s for s in order[:length] if s not in self.leased], self.step)
 
@@ -120,7 +120,7 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             self.session._io.stop()
         name = data.draw(st.sampled_from([None, *sorted(self.kept)]))
-        self.store = state_store.open(self.folder + "/state", ROWS, "index", FIELDS, self.seed)
+        self.store = state_store.open(self.folder + "/state", COUNTS, "index", FIELDS, self.seed)
         self.launch(name)
         self.now = copied(self.kept[name]) if name else initial_state(self.seed)
         self.leased = set()

@@ -13,11 +13,11 @@ from lacuna.basics.errors import UserError
 from lacuna.state_store import Field
 from lacuna.state_store.copies import import_rows, reference_copy, row_copies, zarr_copy
 from lacuna.state_store.reshard import migrate, reshard
-from tests.helpers.state.samples import FIELDS, INITIALS, ROWS, SEED, assert_same, check_zarr, copied
+from tests.helpers.state.samples import COUNTS, FIELDS, INITIALS, SEED, assert_same, check_zarr, copied
 
 
 def keys(shard: int) -> list[str]:
-    return [f"sample-{shard}-{row}" for row in range(ROWS[shard])]
+    return [f"sample-{shard}-{row}" for row in range(COUNTS[shard])]
 
 
 def test_plain_zarr_is_read_by_zarr(filled, tmp_path):
@@ -25,7 +25,7 @@ def test_plain_zarr_is_read_by_zarr(filled, tmp_path):
     import zarr
 
     store, state = filled
-    assert zarr_copy(store.reader("end", INITIALS), str(tmp_path / "z")) == len(FIELDS) * len(ROWS)
+    assert zarr_copy(store.reader("end", INITIALS), str(tmp_path / "z")) == len(FIELDS) * len(COUNTS)
     check_zarr(zarr.open(str(tmp_path / "z"), mode="r"), state)
     with pytest.raises(UserError, match="already a Zarr group"):
         zarr_copy(store.reader("end", INITIALS), str(tmp_path / "z"))
@@ -65,9 +65,9 @@ def test_rows_round_trip_by_key(filled, tmp_path, kind):
     """Exported rows come back bit-exact into a store that lost them, in one or many passes."""
     store, state = filled
     out = str(tmp_path / "rows")
-    assert row_copies(store.reader("end", INITIALS), keys, out, kind) == sum(ROWS)
-    other = state_store.create(str(tmp_path / "other"), ROWS, "index", FIELDS, SEED)
-    assert import_rows(other, None, out, keys, "back", budget=4000, initials=INITIALS) == (sum(ROWS), 0)
+    assert row_copies(store.reader("end", INITIALS), keys, out, kind) == sum(COUNTS)
+    other = state_store.create(str(tmp_path / "other"), COUNTS, "index", FIELDS, SEED)
+    assert import_rows(other, None, out, keys, "back", budget=4000, initials=INITIALS) == (sum(COUNTS), 0)
     with other.session(other.begin_launch(), budget=10**6, initials=INITIALS, snapshot="back") as session:
         assert_same(session, state)
     with pytest.raises(UserError, match=r"format 'csv'.*parquet"):
@@ -100,17 +100,17 @@ def test_partial_import_keeps_the_rest(filled, tmp_path):
 def test_reshard_moves_state_by_key(filled, tmp_path):
     """Samples dealt to other shards, some dropped and some new, keep their rows; new ones start afresh."""
     store, state = filled
-    everything = [key for shard in range(len(ROWS)) for key in keys(shard)]
-    where = {key: (s, r) for s in range(len(ROWS)) for r, key in enumerate(keys(s))}
+    everything = [key for shard in range(len(COUNTS)) for key in keys(shard)]
+    where = {key: (s, r) for s in range(len(COUNTS)) for r, key in enumerate(keys(s))}
     order = np.random.default_rng(1).permutation(len(everything))[:-3]
     shuffled = [*(everything[i] for i in order), "new-1", "new-2"]
-    rows = [17, 16, len(shuffled) - 33]
+    counts = [17, 16, len(shuffled) - 33]
     dealt = [shuffled[:17], shuffled[17:33], shuffled[33:]]
 
     def fresh(shard: int) -> np.ndarray:
-        return np.full((rows[shard], 8), 0.25, np.float32)
+        return np.full((counts[shard], 8), 0.25, np.float32)
 
-    target, moved, dropped = reshard(store, "end", keys, str(tmp_path / "new"), rows, "index-2", dealt.__getitem__,
+    target, moved, dropped = reshard(store, "end", keys, str(tmp_path / "new"), counts, "index-2", dealt.__getitem__,
                                      budget=3000, initials=INITIALS, target_initials={"ema": fresh})
     assert (moved, dropped) == (len(everything) - 3, 3)
     assert target.entry("end").meta == {"step": 7}
@@ -118,13 +118,13 @@ def test_reshard_moves_state_by_key(filled, tmp_path):
         for shard, names in enumerate(dealt):
             for field in FIELDS:
                 got = session.read_shard(field.name, shard)
-                start = field.initial_rows(SEED, shard, rows[shard], fresh)
+                start = field.initial_rows(SEED, shard, counts[shard], fresh)
                 for row, key in enumerate(names):
                     expected = state[field.name][where[key][0]][where[key][1]] if key in where else start[row]
                     np.testing.assert_array_equal(got[row], expected)
-        assert int(sum(session.histogram("ema")).sum()) == sum(rows) * 8
+        assert int(sum(session.histogram("ema")).sum()) == sum(counts) * 8
     with pytest.raises(UserError, match=r"'ema', shard \d+.*only training knows"):
-        reshard(store, "end", keys, str(tmp_path / "third"), rows, "index-2", dealt.__getitem__)
+        reshard(store, "end", keys, str(tmp_path / "third"), counts, "index-2", dealt.__getitem__)
     with pytest.raises(UserError, match=r"'sample-0-0' occurs twice"):
         reshard(store, "end", keys, str(tmp_path / "fourth"), [2], "i", lambda s: ["sample-0-0", "sample-0-0"])
 
@@ -158,7 +158,7 @@ def test_live_store_has_zarr_metadata(filled):
 
     store, _ = filled
     group = zarr.open(store.url, mode="r")
-    assert group["heat"].shape == (len(ROWS), 12, 3, 4, 4)
+    assert group["heat"].shape == (len(COUNTS), 12, 3, 4, 4)
     assert group["phi"].dtype == np.float16
     assert group["phi"].chunks == (1, 12, 8)
     assert json.loads(json.dumps(group.attrs["lacuna_state"]))["fingerprint"] == "index"

@@ -12,7 +12,7 @@ from lacuna.basics.errors import UserError
 from lacuna.basics.fence import newest_launch
 from lacuna.state_store import Field
 
-ROWS = [30, 25, 30, 28, 30, 30, 11, 30, 30]
+COUNTS = [30, 25, 30, 28, 30, 30, 11, 30, 30]
 FIELDS = [Field("visits", (), "int32"), Field("sums", (6,), "float32"),
           Field("ema", (6,), "uint8", range=(0, 1), stochastic=True, histogram=True)]
 
@@ -22,7 +22,7 @@ def train(session, order: list[int], epoch: int) -> None:
     session.begin(order, epoch)
     for shard in order:
         session.lease(shard)
-        batch = session.at(np.full(ROWS[shard], shard), np.arange(ROWS[shard]))
+        batch = session.at(np.full(COUNTS[shard], shard), np.arange(COUNTS[shard]))
         batch.scatter("visits", batch.gather("visits") + np.int32(1))
         batch.write("sums", batch.read("sums") + np.float32(shard + epoch))
         batch.write("ema", 0.9 * batch.read("ema") + 0.1 * ((shard + epoch) % 3) / 2)
@@ -81,10 +81,10 @@ class Ranks:
 
 
 def single_process(url: str, epochs: int) -> state_store.StateStore:
-    store = state_store.create(url, ROWS, "i", FIELDS, 1)
+    store = state_store.create(url, COUNTS, "i", FIELDS, 1)
     with store.session(store.begin_launch(), budget=10**6) as session:
         for epoch in range(epochs):
-            train(session, list(range(len(ROWS))), epoch)
+            train(session, list(range(len(COUNTS))), epoch)
         session.snapshot("end")
     return store
 
@@ -93,15 +93,15 @@ def single_process(url: str, epochs: int) -> state_store.StateStore:
 def test_no_update_is_lost(tmp_path, world):
     """Four epochs with shards changing owners equal one process bit for bit, stochastic rounding included."""
     url, rng = str(tmp_path / "state"), np.random.default_rng(world)
-    store = state_store.create(url, ROWS, "i", FIELDS, 1)
+    store = state_store.create(url, COUNTS, "i", FIELDS, 1)
     ranks = Ranks(url, world)
     for epoch in range(4):
-        dealt = rng.permutation(len(ROWS)).tolist()
+        dealt = rng.permutation(len(COUNTS)).tolist()
         ranks.epoch([dealt[rank::world] for rank in range(world)], epoch, "end" if epoch == 3 else None)
     ranks.stop()
     alone = single_process(str(tmp_path / "alone"), 4).reader("end")
     together = store.reader("end")
-    for shard in range(len(ROWS)):
+    for shard in range(len(COUNTS)):
         assert (together.read_shard("visits", shard) == 4).all()
         for field in FIELDS:
             np.testing.assert_array_equal(together.read_shard(field.name, shard), alone.read_shard(field.name, shard))
@@ -112,7 +112,7 @@ def test_no_update_is_lost(tmp_path, world):
 def test_two_processes_cannot_lease_one_shard(tmp_path):
     """When two live ranks are dealt one shard, at least one is refused before it writes."""
     url = str(tmp_path / "state")
-    state_store.create(url, ROWS, "i", FIELDS, 1)
+    state_store.create(url, COUNTS, "i", FIELDS, 1)
     ranks = Ranks(url, 2)
     ranks.pipes[0].send(([0, 1, 2], 0, None))
     assert isinstance(ranks.pipes[0].recv(), state_store.Delta)

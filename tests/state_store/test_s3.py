@@ -12,7 +12,7 @@ from lacuna.state_store.verify import verify
 from lacuna.tools import doctor
 from tests.helpers.state.conformance import SEED, Conformance
 from tests.helpers.state.crashes import finish_cleanly, kill_at, last_committed, launch
-from tests.helpers.state.samples import FIELDS, INITIALS, ROWS, assert_same, initial_state
+from tests.helpers.state.samples import COUNTS, FIELDS, INITIALS, assert_same, initial_state
 
 KILLS = ["prepare.synced:2", "commit.entry:1", "collect.some_removed:1", "orphans.some_removed:1"]
 
@@ -26,7 +26,7 @@ def run_through(proxy, url: str, faults: dict[str, float], epochs: int) -> None:
     """Epochs and snapshots while requests fail; then, without faults, everything is there."""
     state = initial_state(SEED)
     proxy.faults = faults
-    store = state_store.create(url, ROWS, "index-1", FIELDS, SEED)
+    store = state_store.create(url, COUNTS, "index-1", FIELDS, SEED)
     with store.session(store.begin_launch(), budget=5_000, initials=INITIALS) as session:
         for epoch in range(epochs):
             Conformance.train(session, state, epoch)
@@ -34,7 +34,7 @@ def run_through(proxy, url: str, faults: dict[str, float], epochs: int) -> None:
             session.collect([f"e{epoch}"])
     proxy.faults = {}
     last = f"e{epochs - 1}"
-    again = state_store.open(url, ROWS, "index-1", FIELDS, SEED)
+    again = state_store.open(url, COUNTS, "index-1", FIELDS, SEED)
     assert [e.name for e in again.snapshots()] == [last]
     assert verify(again).problems == []
     with again.session(again.begin_launch(), budget=5_000, initials=INITIALS, snapshot=last) as session:
@@ -84,7 +84,7 @@ def test_wrong_credentials_are_refused_at_once(s3, url, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     S3FileSystem.clear_instance_cache()
     with pytest.raises(PermissionError):
-        state_store.create(url, ROWS, "index-1", FIELDS, SEED)
+        state_store.create(url, COUNTS, "index-1", FIELDS, SEED)
     assert s3.requests < 10
 
 
@@ -92,7 +92,7 @@ def test_wrong_credentials_are_refused_at_once(s3, url, monkeypatch):
 def test_a_dead_server_ends_the_run_with_an_error(s3, url, monkeypatch):
     """When every request fails, the retries end and the session says so instead of going on."""
     monkeypatch.setattr(retries, "ATTEMPTS", 2)
-    store = state_store.create(url, ROWS, "index-1", FIELDS, SEED)
+    store = state_store.create(url, COUNTS, "index-1", FIELDS, SEED)
     with store.session(store.begin_launch(), budget=5_000, initials=INITIALS) as session:
         Conformance.train(session, initial_state(SEED), 0)
         session.snapshot("kept")
@@ -109,7 +109,7 @@ class TestS3(Conformance):
 
     @pytest.fixture
     def store(self, s3, url):
-        return state_store.create(url, ROWS, "index-1", FIELDS, SEED)
+        return state_store.create(url, COUNTS, "index-1", FIELDS, SEED)
 
 
 def test_the_doctor_reaches_it(s3, url):

@@ -20,7 +20,7 @@ from lacuna.state_store import Constant, Draw, Field
 from lacuna.state_store.chunks import chunk_url
 from lacuna.state_store.copies import zarr_copy
 from lacuna.state_store.zarr_view import ReadOnlyStore, SnapshotObjects, open_group
-from tests.helpers.state.samples import FIELDS, INITIALS, ROWS, check_zarr
+from tests.helpers.state.samples import COUNTS, FIELDS, INITIALS, check_zarr
 
 # zarr's tests of reading that put their objects into the store through `set`: here they are put there behind its back.
 _READING = {"test_exists", "test_list", "test_list_prefix", "test_list_empty_path", "test_list_dir",
@@ -116,7 +116,7 @@ def test_the_group_shows_every_row_of_every_field(filled):
     group = open_group(store.reader("end", INITIALS), "end")
     assert sorted(group.array_keys()) == sorted(field.name for field in FIELDS)
     for field in FIELDS:
-        assert group[field.name].shape == (len(ROWS), max(ROWS), *field.stored_shape)
+        assert group[field.name].shape == (len(COUNTS), max(COUNTS), *field.stored_shape)
     check_zarr(group, state)  # shards 4 and 5 were never written: initial values
 
 
@@ -162,7 +162,7 @@ def test_a_pickled_store_goes_on_elsewhere(filled):
 def test_a_field_that_starts_from_labels_says_so_where_it_was_never_written(filled):
     store, state = filled
     group = open_group(store.reader("end"), "end")
-    np.testing.assert_array_equal(group["ema"][0, : ROWS[0]], state["ema"][0])
+    np.testing.assert_array_equal(group["ema"][0, : COUNTS[0]], state["ema"][0])
     with pytest.raises(UserError, match=r"'ema', shard 5 was never written.*open_run\(run\).state\(\)"):
         group["ema"][5]
 
@@ -201,10 +201,10 @@ def test_a_snapshot_deleted_under_the_reader_is_said(tmp_path):
 
 def test_xarray_and_dask_open_it(tmp_path):
     """xarray names dimensions and turns codes into values; dask takes one chunk per shard."""
-    rows = [5, 3]
+    counts = [5, 3]
     fields = [Field("score", (4,), "uint8", Constant(0.25), range=(0, 1)), Field("phi", (2, 3), "float16", Draw(-1, 1)),
               Field("step", (), "int32")]
-    store = state_store.create(str(tmp_path / "state"), rows, "index", fields, 1)
+    store = state_store.create(str(tmp_path / "state"), counts, "index", fields, 1)
     codes = np.arange(20, dtype=np.uint8).reshape(5, 4) * 12
     with store.session(store.begin_launch(), budget=10**6) as session:
         session.lease(0)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.batch import Batch
 from lacuna.data_pipelines.plan import EpochPlan
-from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.assemble import build_run
 from lacuna.trainer.config.sections import parse_config
 from lacuna.trainer.mixing import Draws, Mixer, check_mixing, pairs

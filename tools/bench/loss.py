@@ -26,8 +26,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.batch import Batch
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.methods import build_method
 from lacuna.trainer.methods.base import Method, Outputs, Step, Task, positive
 from lacuna.trainer.methods.selection.hidden import NODES

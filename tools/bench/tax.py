@@ -22,10 +22,10 @@ import numpy as np
 import torch
 
 from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.batch import Batch
 from lacuna.data_pipelines.labels import UNKNOWN, SparseLabels
 from lacuna.data_pipelines.packing import Layout, pack
 from lacuna.data_pipelines.readers import Dataset, Sample
-from lacuna.data_pipelines.stream import Batch
 from lacuna.tools.bench.noise_pictures import Noise
 from lacuna.trainer import world as worlds
 from lacuna.trainer.assemble import build_run

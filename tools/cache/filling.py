@@ -10,8 +10,8 @@ import torch
 
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.batch import BadSample
 from lacuna.data_pipelines.plan import EpochPlan
-from lacuna.data_pipelines.stream import BadSample
 from lacuna.tools.passes.parts import absolute, fingerprint_of
 from lacuna.tools.passes.pool import Pool, PoolSettings, open_pool
 from lacuna.tools.passes.scoring import Arrays, bad_of, pack_bad, shard_rows

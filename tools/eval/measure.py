@@ -48,14 +48,14 @@ class Measurement:
         self.odds = Odds(classes)
         self._as_given, self._calibrated = Reliability(classes), Reliability(classes)
         self._truncated = False
-        self.rows = 0
+        self.count = 0
         self._f1 = np.zeros((3, classes), np.int64)
         self._original = np.zeros(3, np.int64)
         self._sets = np.zeros(3, np.int64)
 
     def add_all(self, pieces: Iterable[Piece]) -> Measurement:
         for piece in pieces:
-            self.rows += len(piece.scores)
+            self.count += len(piece.scores)
             ranked = piece.scores if piece.ranked is None else piece.ranked
             if piece.originals is not None:
                 self._original += topk_counts(ranked, _one_hot(piece.originals, piece.targets.shape))
@@ -84,7 +84,7 @@ class Measurement:
         """Images with an empty label set count for the original top-k only."""
         some = self.collector.row_positives() > 0
         result = self.collector.result(rows=some, ungrouped=False)
-        numbers: dict[str, float | int | None] = {"rows": self.rows, "real_rows": int(some.sum())}
+        numbers: dict[str, float | int | None] = {"rows": self.count, "real_rows": int(some.sum())}
         original, sets = topk_accuracy(self._original), topk_accuracy(self._sets)
         for k in (1, 5):
             numbers[f"top{k}"] = original[f"top{k}"] if originals and k in tops else None
@@ -97,7 +97,7 @@ class Measurement:
         """Annotated entries only; classes with a positive and a negative. frequency: int64 [L], orders the groups."""
         result = self.collector.result(ungrouped=False)
         summary = result.summary()
-        numbers: dict[str, float | int | None] = {"rows": self.rows}
+        numbers: dict[str, float | int | None] = {"rows": self.count}
         for name, theirs in (("map_c", "map_csl_c"), ("map_o", "map_csl_o"), ("map_ll", "map_ll")):
             numbers[name], numbers[f"{name}_classes"] = summary[theirs], int(summary[f"{theirs}_classes"])
         stats = result.classes
@@ -121,7 +121,7 @@ class Measurement:
         return found
 
     def _outcome(self, numbers: dict[str, float | int | None], result: RankingResult) -> Outcome:
-        numbers.setdefault("rows", self.rows)
+        numbers.setdefault("rows", self.count)
         numbers |= _means(result, ("best_mf1", "best_mf1_skip_empty"))
         if self.thresholds is None:
             return Outcome(numbers, result)

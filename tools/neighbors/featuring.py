@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from lacuna.basics import storage
-from lacuna.data_pipelines.index import Members, Shard, ShardIndex, SidecarWriter
+from lacuna.data_pipelines.index import Shard, ShardIndex, SidecarWriter
+from lacuna.data_pipelines.shard_tables import Members
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.data_pipelines.subsets import Subset
 from lacuna.data_pipelines.tar_writer import TarWriter

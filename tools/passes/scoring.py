@@ -14,9 +14,9 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from lacuna.data_pipelines.batch import BadSample
 from lacuna.data_pipelines.plan import EpochPlan
 from lacuna.data_pipelines.source import ShardSource
-from lacuna.data_pipelines.stream import BadSample
 from lacuna.tools.passes.parts import absolute, fingerprint_of
 from lacuna.tools.passes.trained import Trained, load_model
 from lacuna.trainer.config.sections import Config
@@ -41,9 +41,9 @@ class ShardModel:
 
         Batches are those of this shard alone, so what is computed does not depend on the other shards.
         """
-        rows = np.zeros_like(self.source.counts)
-        rows[shard] = self.source.counts[shard]
-        plan = EpochPlan(rows, 0, 0, 1, EVAL_BATCH, open_shards=1, shuffle=False)
+        counts = np.zeros_like(self.source.counts)
+        counts[shard] = self.source.counts[shard]
+        plan = EpochPlan(counts, 0, 0, 1, EVAL_BATCH, open_shards=1, shuffle=False)
         answers, places, bad = [], [], list[BadSample]()
         stream = eval_stream(self.source, plan, self.config, self.world)
         with stream, torch.no_grad(), autocast(self.config, self.world):

@@ -138,8 +138,8 @@ def _read(run: str, view: ShardIndex, config: Config, peak: int) -> Calibration:
         store = state_store.open(os.path.join(run, "state"))
         refs = store.manifest(newest).refs
         for name in store.schema.fields:
-            rows = int(sum(store.schema.counts[shard] for shard in refs.get(name, {})))
-            stored[name] = sum(ref.size for ref in refs.get(name, {}).values()) / max(1, rows)
+            count = int(sum(store.schema.counts[shard] for shard in refs.get(name, {})))
+            stored[name] = sum(ref.size for ref in refs.get(name, {}).values()) / max(1, count)
         slots = Slots.count_within(store.schema, int(config.train.state_budget_mb * 2**20))
     return Calibration(view.samples, [_seconds_per_step(run, phase) for phase in phases], peak, slots, stored, size)
 

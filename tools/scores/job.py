@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from lacuna.basics.hashing import mix
+from lacuna.data_pipelines.batch import BadSample
 from lacuna.data_pipelines.decode import DecodeError, decode_image
 from lacuna.data_pipelines.index import ShardIndex
 from lacuna.data_pipelines.source import ShardSource
-from lacuna.data_pipelines.stream import BadSample
 from lacuna.state_store.fields import Field
 from lacuna.state_store.moving import BulkWriter
 from lacuna.tools.import_scores import SNAPSHOT, new_store

@@ -15,11 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -190,84 +187,6 @@ class Checkpoints:
                 self.files.remove(name)
         self.files.remove_spares(kept)
         return sorted(kept)
-
-
-def needs_conversion(checkpoint: Checkpoint, world: World) -> bool:
-    """ZeRO >= 1 partitions the optimizer over the ranks: another number of ranks needs the universal form."""
-    return checkpoint.zero_stage > 0 and checkpoint.world != world.size
-
-
-def load_engine(engine, checkpoint: Checkpoint, world: World, on_every_node: bool) -> None:
-    """Weights and optimizer into the engine; its files' hashes were checked when the checkpoint was read."""
-    if not needs_conversion(checkpoint, world):
-        _load(engine, checkpoint.folder)
-        return
-    _refuse_empty_parts(engine.optimizer.bit16_groups, checkpoint, world.size)
-    folder = os.path.join(checkpoint.folder, "universal")
-    converts = world.leads_node if on_every_node else world.main
-    if converts:
-        log.info("converting the checkpoint from %d to %d ranks", checkpoint.world, world.size)
-        shutil.rmtree(folder, ignore_errors=True)  # of a launch that was killed here
-        command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state",
-                   "--num_extract_workers", "1", "--num_merge_workers", "1",
-                   "--input_folder", os.path.join(checkpoint.folder, "engine"),
-                   "--output_folder", os.path.join(folder, "engine")]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"ds_to_universal failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
-    world.barrier()
-    _load(engine, folder)
-    _load_buffers(engine.module, checkpoint)
-    world.barrier()
-    if converts:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _refuse_empty_parts(groups: list[list[torch.nn.Parameter]], checkpoint: Checkpoint, world: int) -> None:
-    """DeepSpeed fails with an IndexError where a rank would hold nothing of an optimizer group but padding."""
-    smallest = min(sum(parameter.numel() for parameter in group) for group in groups)
-    if _everyone_has_some(smallest, world):
-        return
-    most = max(ranks for ranks in range(1, world) if _everyone_has_some(smallest, ranks))
-    raise UserError(f"{checkpoint.url} was written by {checkpoint.world} ranks with ZeRO stage "
-                    f"{checkpoint.zero_stage}; DeepSpeed cannot share it among {world}, since one group of its "
-                    f"parameters has only {smallest} numbers. Resume with {checkpoint.world} ranks, or with at most "
-                    f"{most}.")
-
-
-def _everyone_has_some(numbers: int, ranks: int) -> bool:
-    """Parts are equal and even (ZeRO aligns them to two numbers); is the last one more than padding?"""
-    return 2 * math.ceil(numbers / (2 * ranks)) * (ranks - 1) < numbers
-
-
-def _load_buffers(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
-    """What a model keeps beside its parameters (statistics): the universal form has no place for it."""
-    kept = load_file(os.path.join(checkpoint.folder, MODEL))
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            if name in kept:
-                buffer.copy_(kept[name])
-
-
-def _load(engine, folder: str) -> None:
-    path, _ = engine.load_checkpoint(folder, tag="engine")
-    if path is None:  # DeepSpeed only warns
-        raise RuntimeError(f"DeepSpeed did not load {folder}/engine")
-    fit_moments(getattr(engine.optimizer, "optimizer", engine.optimizer))  # ZeRO wraps torch's own
-
-
-def fit_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Bring an optimizer's state to its parameters' devices and memory layouts, which fused kernels take for granted.
-
-    A converted checkpoint has its step numbers on the CPU, one of train.channels_last=false other strides.
-    """
-    for parameter, state in optimizer.state.items():
-        for name, value in state.items():
-            if name == "step" and isinstance(value, torch.Tensor):
-                state[name] = value.to(parameter.device)
-            elif isinstance(value, torch.Tensor) and value.shape == parameter.shape and (
-                    value.device != parameter.device or value.stride() != parameter.stride()):
-                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def load_method_state(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.state_store import Field as StateField
 from lacuna.state_store.cutoffs import Cutoffs
 from lacuna.trainer.methods.asl import Asl, AslSettings
@@ -62,12 +62,12 @@ class Cap(Asl):
     def initial_counts(self) -> dict[str, np.ndarray]:
         return first_counts(self.task)
 
-    def quotas(self, complete: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    def quotas(self, complete: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """(highest that become positive, highest that do not become negative) per class; `complete` int64 [L]:
-        positives in the `rows` images without an unknown label."""
+        positives in the `count` images without an unknown label."""
         settings, task = self.settings, self.task
         known = task.positives + task.negatives
-        share = complete / rows if rows else task.positives / np.maximum(1, known)
+        share = complete / count if count else task.positives / np.maximum(1, known)
         unknowns = np.where(known > 0, task.samples - known, 0)
         highest = (settings.positive_share * share * unknowns + 1e-9).astype(np.int64)
         lowest = (settings.negative_share * (1 - share) * unknowns + 1e-9).astype(np.int64)

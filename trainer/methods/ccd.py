@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from lacuna.basics.errors import UserError
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.trainer.methods.base import EpochStart, LossTerms, Needs, Outputs, Step, Task, negative, positive
 from lacuna.trainer.methods.score_table import ScoreSettings, TableMethod
 from lacuna.trainer.on_device.uploads import to_device

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.trainer.methods.base import (
     EpochStart,
     LossTerms,

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.trainer.methods.base import LossTerms, Method, Needs, Outputs, Settings, Step, Task, positive, unknown
 from lacuna.trainer.methods.known_gradient import WithGradient, cached_blocks, numbers
 from lacuna.trainer.methods.top_entries import global_top, top_entries

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.state_store import Field as StateField
 from lacuna.state_store.cutoffs import Cutoffs
 from lacuna.trainer.methods.base import (

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.trainer.methods.base import LossTerms, Needs, Outputs, Step, Task, expected_positives, positive
 from lacuna.trainer.methods.cole import expected_positives_penalty
 from lacuna.trainer.methods.gr import GrSettings, Schedule, known_or, pseudo_positive_entries, robust_entries

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.trainer.methods.base import LossTerms, Method, Needs, Outputs, Settings, Step, negative, positive
 
 _EPSILON = 1e-7

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from lacuna.basics.hashing import mix
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.state_store import Field
 from lacuna.trainer.methods.all_ranks import rows_of_all_ranks
 from lacuna.trainer.methods.base import EpochStart, LossTerms, Method, Needs, Outputs, Step

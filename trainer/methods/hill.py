@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, positive, unknown
 
 _PAPER = "Zhang et al., Simple and Robust Loss Design for Multi-Label Learning with Missing Labels, 2021"

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.trainer.methods.base import LossTerms, Method, Needs, Outputs, Settings, Step, Task, positive, unknown
 from lacuna.trainer.methods.cole import log_loss
 from lacuna.trainer.on_device.uploads import to_device

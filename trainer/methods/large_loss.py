@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.state_store import Field as StateField
 from lacuna.trainer.methods.base import LossTerms, Method, Needs, Outputs, Settings, Step, positive, unknown
 from lacuna.trainer.methods.corrected import CORRECTED, corrected_field, with_corrected

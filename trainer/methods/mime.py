@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.state_store import Field as StateField
 from lacuna.trainer.methods.base import EpochStart, LossTerms, Method, Needs, Outputs, Settings, Step, positive, unknown
 from lacuna.trainer.methods.cole import log_loss

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import nn
 
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.trainer.methods.all_ranks import rows_of_all_ranks
 from lacuna.trainer.methods.base import EpochStart, LossTerms, Needs, Outputs, Step, Task, positive
 from lacuna.trainer.methods.role.method import EstimateSettings, Role

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.state_store import Field as StateField
 from lacuna.trainer.methods.base import LossTerms, Needs, Outputs, Step, Task, positive, unknown
 from lacuna.trainer.methods.hill import Splc, SplcSettings

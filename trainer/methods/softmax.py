@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, positive
 from lacuna.trainer.scores import SOFTMAX, Score
 

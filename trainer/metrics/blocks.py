@@ -24,8 +24,8 @@ def class_blocks(low: int, high: int, size: int = BLOCK_CLASSES) -> list[tuple[i
 
 def columns(batches: Sequence[Batch], low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
     """Keys uint32 [b, N] and targets int8 [b, N] of classes low..high-1 over all batches' rows."""
-    rows = sum(len(scores) for scores, _ in batches)
-    turned, labels = np.empty((high - low, rows), np.float32), np.empty((high - low, rows), np.int8)
+    count = sum(len(scores) for scores, _ in batches)
+    turned, labels = np.empty((high - low, count), np.float32), np.empty((high - low, count), np.int8)
     at = 0
     for scores, targets in batches:
         for start in range(0, len(scores), TILE_ROWS):

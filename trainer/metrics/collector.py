@@ -26,7 +26,7 @@ class ScoreCollector:
 
     def __init__(self, classes: int):
         self.classes = classes
-        self.rows = 0
+        self.count = 0
         self.sparse: bool | None = None  # chosen at the first batch with rows: whichever takes less memory
         self._dense: list[Batch] = []
         self._entries: list[np.ndarray] = []
@@ -46,7 +46,7 @@ class ScoreCollector:
         scores, targets = scores[chosen], targets[chosen]
         if not len(scores):
             return
-        if (ordinals is None) != (not self._ordinals) and self.rows:
+        if (ordinals is None) != (not self._ordinals) and self.count:
             raise ValueError("ordinals must be given with every batch or with none.")
         if ordinals is not None:
             self._ordinals.append(np.array(ordinals, dtype=np.int64)[chosen])
@@ -54,14 +54,14 @@ class ScoreCollector:
             annotated = int(np.count_nonzero(targets != UNKNOWN))
             self.sparse = annotated * ENTRY.itemsize < targets.size * _DENSE_BYTES
         if self.sparse:
-            entries = _entries_of(scores, targets, self.rows)
+            entries = _entries_of(scores, targets, self.count)
             self._entries.append(entries)
-            positives = np.bincount(entries["row"][entries["positive"]] - self.rows, minlength=len(scores))
+            positives = np.bincount(entries["row"][entries["positive"]] - self.count, minlength=len(scores))
         else:
             self._dense.append((scores.copy(), targets.copy()))  # the caller may reuse its buffers
             positives = np.count_nonzero(targets == POSITIVE, axis=1)
         self._row_positives.append(positives)
-        self.rows += len(scores)
+        self.count += len(scores)
 
     def row_positives(self) -> np.ndarray:
         """int64 [rows]: positives of every collected row, to choose `rows` for a result (ReaL's k = 1, 2, 3, ≥ 4)."""
@@ -73,14 +73,14 @@ class ScoreCollector:
         peers = Peers(group)
         local = self if rows is None else self._restricted(np.asarray(rows, bool))
         facts = np.stack(peers.gather(np.array(
-            [local.rows, local.classes, bool(local._dense), bool(local._entries), bool(local._ordinals)], np.int64)))
+            [local.count, local.classes, bool(local._dense), bool(local._entries), bool(local._ordinals)], np.int64)))
         counts = facts[:, 0]
         if len(set(facts[:, 1].tolist())) > 1:
             raise ValueError(f"ranks collect different numbers of classes: {facts[:, 1].tolist()}.")
         if len(set(facts[counts > 0, 4].tolist())) > 1:
             raise ValueError("some ranks were given ordinals and some were not.")
         ordinals = np.concatenate(local._ordinals) if local._ordinals else (
-            np.arange(local.rows) + int(counts[: peers.rank].sum()))
+            np.arange(local.count) + int(counts[: peers.rank].sum()))
         if facts[:, 3].any():
             stats = local._by_entries(peers, ordinals, ungrouped)
         elif peers.world == 1:
@@ -91,10 +91,10 @@ class ScoreCollector:
 
     def _restricted(self, chosen: np.ndarray) -> ScoreCollector:
         """A collector with some of the rows."""
-        if len(chosen) != self.rows:
-            raise ValueError(f"rows has {len(chosen)} entries, this rank collected {self.rows} rows.")
+        if len(chosen) != self.count:
+            raise ValueError(f"rows has {len(chosen)} entries, this rank collected {self.count} rows.")
         part = ScoreCollector(self.classes)
-        part.rows, part.sparse = int(chosen.sum()), self.sparse
+        part.count, part.sparse = int(chosen.sum()), self.sparse
         if self._ordinals:
             part._ordinals = [np.concatenate(self._ordinals)[chosen]]
         start = 0

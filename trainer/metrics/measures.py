@@ -29,9 +29,9 @@ from lacuna.trainer.metrics.ranking import ClassStats
 
 @dataclass(frozen=True)
 class RankingResult:
-    """Per-class results over `rows` rows, and the means that papers call mAP."""
+    """Per-class results over `count` rows, and the means that papers call mAP."""
 
-    rows: int
+    count: int
     classes: ClassStats
 
     @property
@@ -61,7 +61,7 @@ class RankingResult:
         _put(out, "map_ll", c.ap, annotated)
         _put(out, "best_mf1", c.best_f1, everything)
         _put(out, "best_mf1_skip_empty", c.best_f1, some)
-        out["rows"] = self.rows
+        out["rows"] = self.count
         return out
 
     def table(self, names: Sequence[str], ids: Sequence[str] = ()) -> list[dict[str, object]]:
@@ -165,9 +165,9 @@ def topk_counts(scores, targets, ks: Sequence[int] = (1, 5)) -> np.ndarray:
 
 def topk_accuracy(counts: np.ndarray, ks: Sequence[int] = (1, 5)) -> dict[str, float]:
     """{"top1": percent, …, "top_rows": rows counted} from summed `topk_counts`."""
-    rows = int(counts[0])
-    out = {f"top{k}": 100.0 * int(c) / rows if rows else float("nan") for k, c in zip(ks, counts[1:], strict=True)}
-    return {**out, "top_rows": rows}
+    count = int(counts[0])
+    out = {f"top{k}": 100.0 * int(c) / count if count else float("nan") for k, c in zip(ks, counts[1:], strict=True)}
+    return {**out, "top_rows": count}
 
 
 def write_table(url: str, rows: list[dict[str, object]]) -> None:

@@ -54,7 +54,7 @@ def read(labels: list[str], classes: str, images: list[str], class_list: str | N
     kept = grouped.place != NOWHERE
     samples = ImageList(grouped.images[kept], grouped.place[kept], [folder.rstrip("/") for folder in images],
                         _rotations(images_csv) if images_csv else {})
-    source = {"reader": "openimages", "labels": list(labels), "images": list(images), "rows_read": found.rows,
+    source = {"reader": "openimages", "labels": list(labels), "images": list(images), "rows_read": found.count,
               "rows_of_other_classes": found.other_classes, "rows_of_machines_left_out": found.machine,
               "contradictions_left_unknown": grouped.contradictions, "images_missing": len(absent)}
     skipped = [f"{hex_name(image)}.jpg\tno such file" for image in absent[:_LISTED_SKIPS]]

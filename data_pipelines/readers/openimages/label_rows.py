@@ -39,7 +39,7 @@ class LabelRows:
 
     def __init__(self, classes: int):
         self.classes = classes
-        self.rows = self.other_classes = self.machine = 0
+        self.count = self.other_classes = self.machine = 0
         self._parts: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in range(PARTS)]
 
     def add_files(self, paths: list[str], mids: list[str], machine_confidence: float | None) -> None:
@@ -47,10 +47,10 @@ class LabelRows:
         for path in paths:
             for batch in _batches(path):
                 self._add(batch, path, index, machine_confidence)
-        if not self.rows:
+        if not self.count:
             raise UserError(f"{', '.join(paths)}: no label rows. Download the CSV again.")
         if not any(self._parts):
-            raise UserError(f"{', '.join(paths)}: none of the {self.rows:,} label rows counts: {self.other_classes:,} "
+            raise UserError(f"{', '.join(paths)}: none of the {self.count:,} label rows counts: {self.other_classes:,} "
                             "are of classes that --classes and --class-list do not name, "
                             + self._machine_words(machine_confidence))
 
@@ -72,7 +72,7 @@ class LabelRows:
                             f"{confidence[first]}; legal: 0 and 1.")
         sure = (confidence >= machine_confidence) if machine_confidence is not None else np.zeros(len(human), bool)
         keep = (classes >= 0) & (human | sure)
-        self.rows += len(human)
+        self.count += len(human)
         self.other_classes += int((classes < 0).sum())
         self.machine += int((~human & ~sure).sum())
         images = _parse_ids(batch["ImageID"], keep, path)

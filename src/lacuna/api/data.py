@@ -15,10 +15,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.batch import Batch
 from lacuna.data_pipelines.decode import decode_image, decode_vector
-from lacuna.data_pipelines.index import Members
+from lacuna.data_pipelines.shard_tables import Members
 from lacuna.data_pipelines.source import ShardSource
-from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.config.sections import Config
 from lacuna.trainer.training_data import epoch_plan, training_stream
 

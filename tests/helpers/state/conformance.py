@@ -9,9 +9,9 @@ from lacuna.basics.errors import UserError
 from lacuna.basics.fence import LostLaunch
 from tests.helpers.state.samples import (
     BY_NAME,
+    COUNTS,
     FIELDS,
     INITIALS,
-    ROWS,
     assert_same,
     copied,
     excluded,
@@ -24,7 +24,7 @@ SEED = 5
 
 
 class Conformance:
-    """A subclass gives `make()`: an empty store of FIELDS over ROWS with seed SEED."""
+    """A subclass gives `make()`: an empty store of FIELDS over COUNTS with seed SEED."""
 
     budget = 5_000  # three shards: epochs must evict and read again
 
@@ -45,12 +45,12 @@ class Conformance:
     def train(session, state, epoch, order=None, seed=0, snapshot_at=None):
         """An epoch over two open shards at a time: random rows of both in one batch, mirrored in the dict model."""
         rng = np.random.default_rng([seed, epoch])
-        order = list(rng.permutation(len(ROWS))) if order is None else order
+        order = list(rng.permutation(len(COUNTS))) if order is None else order
         session.begin(order, epoch)
         for place, shard in enumerate(order):
             session.lease(shard)
             both = order[max(0, place - 1) : place + 1]
-            pairs = [(s, r) for s in both for r in range(ROWS[s])]
+            pairs = [(s, r) for s in both for r in range(COUNTS[s])]
             picked = [pairs[i] for i in rng.permutation(len(pairs))[: rng.integers(1, len(pairs) + 1)]]
             shards, rows = np.array([p[0] for p in picked]), np.array([p[1] for p in picked])
             batch = session.at(shards, rows)
@@ -260,7 +260,7 @@ class Conformance:
         with self.open(store, excluded=outside, snapshot="end") as session:
             np.testing.assert_array_equal(session.histogram("ema")[0], naive_counts(state["ema"], excluded))
             session.restore("middle")
-            expected = [session.read_shard("ema", s) for s in range(len(ROWS))]
+            expected = [session.read_shard("ema", s) for s in range(len(COUNTS))]
             np.testing.assert_array_equal(session.histogram("ema")[0], naive_counts(expected, excluded))
 
     def test_misuse_is_refused_by_name(self, store):

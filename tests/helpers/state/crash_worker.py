@@ -14,7 +14,7 @@ import numpy as np
 
 from lacuna import state_store
 from lacuna.state_store.schema import is_store
-from tests.helpers.state.samples import FIELDS, INITIALS, ROWS, random_stored
+from tests.helpers.state.samples import COUNTS, FIELDS, INITIALS, random_stored
 
 SEED = 11
 
@@ -22,9 +22,9 @@ SEED = 11
 def changes(step: int):
     """(field, shards, rows, stored rows) of a step, over three shards."""
     rng = np.random.default_rng(step)
-    shards = [int(s) for s in (step + np.arange(3)) % len(ROWS)]
+    shards = [int(s) for s in (step + np.arange(3)) % len(COUNTS)]
     for shard in shards:
-        rows = rng.permutation(ROWS[shard])[: max(1, ROWS[shard] // 2)]
+        rows = rng.permutation(COUNTS[shard])[: max(1, COUNTS[shard] // 2)]
         for field in FIELDS:
             yield shard, field.name, rows, random_stored(rng, field, len(rows))
 
@@ -36,8 +36,8 @@ def apply(state: dict, step: int) -> None:
 
 def open_or_create(url: str) -> state_store.StateStore:
     if is_store(url):
-        return state_store.open(url, ROWS, "index", FIELDS, SEED)
-    return state_store.create(url, ROWS, "index", FIELDS, SEED)
+        return state_store.open(url, COUNTS, "index", FIELDS, SEED)
+    return state_store.create(url, COUNTS, "index", FIELDS, SEED)
 
 
 def main(url: str, steps: int) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from lacuna.data_pipelines.batch import Batch
 from lacuna.data_pipelines.index import SidecarWriter
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabels
 from lacuna.data_pipelines.packing import Layout, pack
 from lacuna.data_pipelines.plan import EpochPlan
 from lacuna.data_pipelines.readers import digits
 from lacuna.data_pipelines.source import ShardSource
-from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.methods import build_method
 from lacuna.trainer.methods.base import EpochStart, Outputs, Scored, Step, Task
 from lacuna.trainer.neighbors import data_fingerprints
@@ -27,9 +27,9 @@ def make_source(url: str) -> ShardSource:
     rng = np.random.default_rng(0)
     writer = SidecarWriter(index, "partial", UNKNOWN, {})
     for shard in range(len(index.shards)):
-        rows = index.shards[shard].count
-        dense = np.where(rng.random((rows, CLASSES)) < 0.1, NEGATIVE, UNKNOWN).astype(np.int8)
-        dense[np.arange(rows), rng.integers(0, CLASSES, rows)] = POSITIVE
+        count = index.shards[shard].count
+        dense = np.where(rng.random((count, CLASSES)) < 0.1, NEGATIVE, UNKNOWN).astype(np.int8)
+        dense[np.arange(count), rng.integers(0, CLASSES, count)] = POSITIVE
         writer.write(shard, SparseLabels.from_dense(dense))
     writer.close()
     return ShardSource.load(url, "partial", None)

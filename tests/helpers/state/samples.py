@@ -7,7 +7,7 @@ import numpy as np
 from lacuna.state_store import Constant, Draw, Field, Given
 
 SEED = 4
-ROWS = [12, 9, 12, 7, 1, 11]
+COUNTS = [12, 9, 12, 7, 1, 11]
 FIELDS = [
     Field("phi", (8,), "float16", Draw(-1, 1), stochastic=True),
     Field("moment", (8,), "float32"),
@@ -22,7 +22,7 @@ BY_NAME = {field.name: field for field in FIELDS}
 
 def third(shard: int) -> np.ndarray:
     """A stand-in for initial scores made from labels."""
-    return np.full((ROWS[shard], 8), (shard % 4) / 3, np.float32)
+    return np.full((COUNTS[shard], 8), (shard % 4) / 3, np.float32)
 
 
 INITIALS = {"ema": third}
@@ -30,13 +30,13 @@ INITIALS = {"ema": third}
 
 def excluded(shard: int) -> tuple[np.ndarray, np.ndarray]:
     """Every third row's column (shard % 8) is outside the ranking."""
-    rows = np.arange(0, ROWS[shard], 3)
+    rows = np.arange(0, COUNTS[shard], 3)
     return rows, np.full(len(rows), shard % 8)
 
 
 def initial_state(seed: int) -> dict[str, list[np.ndarray]]:
     """The dict model: stored rows of every field and shard, all in memory."""
-    return {f.name: [np.array(f.initial_rows(seed, s, n, INITIALS.get(f.name))) for s, n in enumerate(ROWS)]
+    return {f.name: [np.array(f.initial_rows(seed, s, n, INITIALS.get(f.name))) for s, n in enumerate(COUNTS)]
             for f in FIELDS}
 
 

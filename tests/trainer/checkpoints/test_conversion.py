@@ -1,45 +1,89 @@
-"""Proves that a ZeRO checkpoint that DeepSpeed cannot share among so many ranks is refused with a sentence."""
+"""A checkpoint goes on with another number of ranks, also where one has nothing of a parameter group, and loaded
+moments fit their parameters, so that a fused step after a resume equals the plain one."""
 
 from __future__ import annotations
 
+import copy
 import signal
 
+import numpy as np
 import pytest
+import torch
 
-from lacuna.trainer.checkpoints.checkpoint import _everyone_has_some
-from tests.helpers.launching import Launch
+from lacuna.trainer.checkpoints.conversion import fit_moments
+from tests.helpers.launching import Launch, losses, trace, weights
 from tests.helpers.run_configs import config
 
 
-def parts(numbers: int, ranks: int) -> list[int]:
-    """How many numbers each rank holds: the flat group is padded until every rank's part is as long and even."""
-    padded = numbers
-    while padded % (2 * ranks):
-        padded += 1
-    each = padded // ranks
-    return [max(0, min(numbers, (rank + 1) * each) - rank * each) for rank in range(ranks)]
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
-def test_the_last_rank_has_something_or_not(ranks):
-    for numbers in range(1, 100):
-        assert _everyone_has_some(numbers, ranks) == (parts(numbers, ranks)[-1] > 0), numbers
-
-
 @pytest.mark.long
-def test_too_many_ranks_are_refused_and_the_run_goes_on_with_its_own(digit_shards, tmp_path):
+@pytest.mark.parametrize("stage", ["zero1", "zero2"])
+def test_ranks_with_nothing_of_a_group(digit_shards, tmp_path, stage):
     """A head of ten classes whose bias is a group of its own: ten numbers, of which the last of 4 ranks has none."""
-    body = config(digit_shards, "run")
-    body["data"] |= {"val": None, "test": None}
-    body["phases"] = [{**body["phases"][0], "epochs": 2, "weight_decay": 0.01}]
-    body["train"] |= {"deepspeed": "zero1", "ema_decay": 0.0}
-    launch = Launch(body, tmp_path, 2)
-    launch.wait_for_step(7)
-    launch.signal_all(signal.SIGKILL)
-    launch.wait()
-    refused = Launch(body, tmp_path, 4)
-    assert refused.wait() == 2
-    assert "has only 10 numbers. Resume with 2 ranks, or with at most 3." in refused.text()
-    assert "Traceback" not in refused.text()
-    again = Launch(body, tmp_path, 2)
-    again.ok()
+    def body(name: str) -> dict:
+        made = config(digit_shards, name)
+        made["data"] |= {"val": None, "test": None}
+        made["phases"] = [{**made["phases"][0], "epochs": 2, "weight_decay": 0.01}]
+        made["train"] |= {"deepspeed": stage, "ema_decay": 0.0}
+        return made
+
+    peace = Launch(body("peace"), tmp_path, 2)
+    peace.ok()
+    for ranks, step in ((2, 7), (4, 12)):
+        launch = Launch(body("run"), tmp_path, ranks)
+        launch.wait_for_step(step)
+        launch.signal_all(signal.SIGKILL)
+        launch.wait()
+    assert "converting the checkpoint from 2 to 4 ranks" in launch.text()
+    last = Launch(body("run"), tmp_path, 2)
+    last.ok()
+    assert "converting the checkpoint from 4 to 2 ranks" in last.text()
+    assert trace(last.folder) == trace(peace.folder)
+    np.testing.assert_allclose(losses(last.folder), losses(peace.folder), rtol=2e-3)
+    for name, value in weights(last.folder).items():
+        torch.testing.assert_close(value, weights(peace.folder)[name], rtol=1e-2, atol=1e-2)
+
+
+def trained(kind, memory_format, **options) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    layer = torch.nn.Conv2d(3, 8, 3).to(memory_format=memory_format)
+    optimizer = kind(layer.parameters(), lr=0.01, **options)
+    for seed in range(3):
+        step(layer, optimizer, seed)
+    return layer, optimizer
+
+
+def step(layer: torch.nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+    optimizer.zero_grad()
+    layer(images).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(("kind", "options"), [(torch.optim.Adam, {}), (torch.optim.SGD, {"momentum": 0.9})])
+def test_another_memory_format(kind, options):
+    """As when train.channels_last is switched on for the rest of a run."""
+    layer, optimizer = trained(kind, torch.contiguous_format, fused=False, **options)
+    resumed = copy.deepcopy(layer).to(memory_format=torch.channels_last)
+    fused = kind(resumed.parameters(), lr=0.01, fused=True, **options)
+    moments = copy.deepcopy(optimizer.state_dict())
+    moments["param_groups"] = fused.state_dict()["param_groups"]
+    fused.load_state_dict(moments)
+    assert any(value.shape == p.shape and value.stride() != p.stride() for p, state in fused.state.items()
+               for value in state.values() if isinstance(value, torch.Tensor)), "nothing to repair: no test"
+    fit_moments(fused)
+    for seed in (3, 4):
+        step(layer, optimizer, seed)
+        step(resumed, fused, seed)
+    torch.testing.assert_close(resumed.weight.contiguous(), layer.weight, rtol=1e-5, atol=1e-7)
+
+
+def test_step_numbers_go_where_the_parameters_are():
+    layer, optimizer = trained(torch.optim.Adam, torch.contiguous_format, fused=True)
+    parameter = layer.weight
+    optimizer.state[parameter]["step"] = torch.tensor(3.0, device="meta")  # stands for another device
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        fit_moments(optimizer)
+    optimizer.state[parameter]["step"] = torch.tensor(3.0)
+    before = {name: value.data_ptr() for name, value in optimizer.state[parameter].items()}
+    fit_moments(optimizer)
+    assert before == {name: value.data_ptr() for name, value in optimizer.state[parameter].items()}, "what fits is kept"

@@ -163,7 +163,7 @@ def test_rows_of_one_kind_can_be_ranked_alone():
         alone = average_precision(scores[mask], targets[mask])
         found = collector.result(rows=mask)
         np.testing.assert_array_equal(found.classes.to_matrix(), alone.classes.to_matrix())
-        assert found.rows == mask.sum()
+        assert found.count == mask.sum()
 
 
 def test_padding_is_not_collected_and_buffers_may_be_reused():

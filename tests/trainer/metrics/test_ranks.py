@@ -51,7 +51,7 @@ def work(rank, world, folder):
         scores, targets, shares = make_case(name, world)
         for mode, sparse in {"chosen": None, "mixed": rank % 2 == 0}.items():
             result = collect(scores, targets, shares[rank], sparse).result()
-            assert result.rows == len(scores)
+            assert result.count == len(scores)
             np.save(f"{folder}/{name}-{mode}-{rank}.npy", result.classes.to_matrix())
         collector = collect(scores, targets, shares[rank])
         np.save(f"{folder}/{name}-rows-{rank}.npy",

@@ -15,8 +15,8 @@ import torch
 from pydantic import BaseModel
 
 from lacuna.basics.hashing import mix, uniform_array
+from lacuna.data_pipelines.batch import Batch
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE
-from lacuna.data_pipelines.stream import Batch
 from lacuna.state_store import Field, Given
 from lacuna.trainer.methods.base import Masked, Outputs, Step, Task, unknown
 from lacuna.trainer.methods.class_parameters import ClassParameters

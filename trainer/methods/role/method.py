@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from pydantic import Field as Setting
 
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.state_store import Field
 from lacuna.trainer.methods.base import (
     LossTerms,

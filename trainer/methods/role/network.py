@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lacuna.basics.hashing import mix, uniform_array
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.trainer.methods.base import Masked, Outputs, Step
 from lacuna.trainer.methods.class_parameters import ClassParameters
 from lacuna.trainer.methods.role.dense import Estimate, Estimator

@@ -16,8 +16,8 @@ import torch
 
 from lacuna.basics.errors import UserError
 from lacuna.basics.hashing import mix
+from lacuna.data_pipelines.batch import Batch
 from lacuna.data_pipelines.labels import POSITIVE
-from lacuna.data_pipelines.stream import Batch
 from lacuna.state_store import Field, Given
 from lacuna.state_store.topk import UNTRACKED, topk_fields
 from lacuna.trainer.methods.base import Masked, Outputs, Step, negative, positive, unknown

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, positive, unknown
 from lacuna.trainer.methods.known_gradient import WithGradient, cached_blocks, numbers
 

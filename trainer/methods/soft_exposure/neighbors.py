@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 
 from lacuna.basics.errors import UserError
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.state_store import Field as StateField
 from lacuna.trainer.methods.base import Needs, Step, Task, negative, positive, unknown
 from lacuna.trainer.methods.known_gradient import numbers
