@@ -28,6 +28,7 @@ from lacuna.tools.launches import command, environment
 from lacuna.trainer.config.files import load_config
 
 SPLITS = {"train": 4000, "val": 500, "test": 1000}
+RUN = "demo-gr"  # the one that the demo is about
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     make_data(os.path.join(out, "data"))
     methods = {
         "one label, assume negative (AN)": ("demo-an", ["method={name: an}"]),
-        "one label, EN + SCL": ("demo-en-scl", []),
+        "one label, robust loss (GR)": (RUN, []),
         "all labels (the ceiling)": ("demo-full", ["method={name: bce}", "data.train.labels=labels"]),
     }
     rows = []
@@ -75,15 +76,15 @@ def next_steps(out: str, page: str) -> list[str]:
     own = os.path.join(os.path.dirname(sys.executable), "lacuna")
     words = "lacuna" if shutil.which("lacuna") == own else own
     return [f"open the report:         {sys.executable} -m webbrowser -t {page}",
-            f"browse what it believes: {words} explore {os.path.join(out, 'runs', 'demo-en-scl')}",
+            f"browse what it believes: {words} explore {os.path.join(out, 'runs', RUN)}",
             "the same with your own photos: the README's five lines"]
 
 
 def draw_sheet(out: str) -> None:
-    """What EN + SCL believes about the first training scenes, where they have one label and more digits."""
-    folder, sheet = os.path.join(out, "runs", "demo-en-scl"), os.path.join(out, "heatmaps.png")
+    """Where the model sees digits in the first training scenes, which have one label and more digits."""
+    folder, sheet = os.path.join(out, "runs", RUN), os.path.join(out, "heatmaps.png")
     draw_heatmaps(load_config(os.path.join(folder, "config.yaml"), []), folder, sheet, 0, list(range(10)), 4)
-    print(f"\nHeatmaps of ten training scenes, kept over the epochs by the state store: {sheet}")
+    print(f"\nWhere the model sees which digit, in ten training scenes that came with one label each: {sheet}")
 
 
 def make_page(out: str) -> str:
@@ -92,7 +93,7 @@ def make_page(out: str) -> str:
 
     parser, page = argparse.ArgumentParser(), os.path.join(out, "report.html")
     report.configure(parser)
-    runs = [os.path.join(out, "runs", name) for name in ("demo-an", "demo-en-scl", "demo-full")]
+    runs = [os.path.join(out, "runs", name) for name in ("demo-an", RUN, "demo-full")]
     report.write(parser.parse_args([*runs[:2], "--oracle", runs[2], "--out", page]))
     return page
 

@@ -85,9 +85,14 @@ class WeakAssumeNegative(Method):
     paper = _PAPER
 
     def loss(self, outputs: Outputs, batch: Batch, step: Step) -> LossTerms:
-        as_positive, as_negative = log_loss(outputs.logits)
-        weak = 1 / max(1, outputs.logits.shape[1] - 1)
-        return LossTerms(torch.where(positive(batch.labels), as_positive, weak * as_negative).mean(1))
+        return LossTerms(weak_negatives(outputs.logits, batch.labels))
+
+
+def weak_negatives(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """WAN's loss [B]."""
+    as_positive, as_negative = log_loss(logits)
+    weak = 1 / max(1, logits.shape[1] - 1)
+    return torch.where(positive(labels), as_positive, weak * as_negative).mean(1)
 
 
 class IgnoreUnknown(Method):

@@ -6,8 +6,11 @@ import numpy as np
 import torch
 from PIL import Image
 
+from lacuna.data_pipelines.decode import decode_image
+from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.cli import main
 from lacuna.tools.heatmaps.drawing import draw_strip, overlay
+from lacuna.tools.heatmaps.now import maps_now
 from lacuna.tools.heatmaps.seen import SeenMap
 
 
@@ -45,3 +48,18 @@ def test_a_sheet_of_a_run(trained, tmp_path):
             cell = pixels[row * 180 + 28 : row * 180 + 172, cls * 152 : cls * 152 + 144]
             red = cell[..., 0] - cell[..., 1] > 60
             assert red.mean() < 0.9, "a map that is red all over says nothing"
+
+
+def test_of_a_method_that_keeps_no_maps_the_models_own_are_drawn(trained, tmp_path, capsys):
+    out = tmp_path / "sheet.png"
+    assert main(["heatmaps", trained.full, "--out", str(out), "--rows", "0", "3", "--classes", "2"]) == 0
+    assert np.asarray(Image.open(out)).shape == (2 * 180, 3 * 152, 3)
+    source = ShardSource.load(str(trained.data / "train"), "labels", None)
+    opened = source.open(0)
+    maps = maps_now(trained.full, source, [decode_image(opened.read(row)) for row in (0, 3)])
+    assert [set(found) for found in maps] == [set(range(10))] * 2
+    scores = np.array([[found[cls].values.mean() for cls in range(10)] for found in maps])
+    assert (scores[0] != scores[1]).any()
+    capsys.readouterr()
+    assert main(["heatmaps", trained.full, "--snapshot", "step-00000001"]) == 2
+    assert "keeps no heatmaps" in capsys.readouterr().err

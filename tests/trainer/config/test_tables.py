@@ -61,7 +61,7 @@ def test_names_work_from_anywhere_and_files_come_first(write, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cole").mkdir()  # a folder of that name is no config
     assert load_config("cole:coco14_an_linear", []).name == "coco14_an_linear"
-    assert load_config("demo", []).name == "demo-en-scl"
+    assert load_config("demo", []).name == "demo-gr"
     write("demo", {**BASE, "name": "a file"})
     write("with:colon.yaml", {**BASE, "name": "a colon"})
     assert load_config("demo", []).name == "a file"

@@ -10,7 +10,8 @@ DIR (or LACUNA_EVAL_DATA) holds coco_features/ and coco_photos/. Sets:
   fpc300     the same features, 300 positives and 300 negatives of every class annotated (CSL)
   pos10      the same features, 10 % of the positives and about as many negatives annotated (Soft Exposure)
   photos     heads on a frozen EfficientNet-lite0 over random-resized crops, one positive per image (EN, CL, SCL)
-  photos_tuned   the same crops; after a warm-up the last blocks learn with the head (AN, EN, EN+SCL)
+  photos_last    the same crops; after a warm-up the last blocks learn with the head (AN, EN, EN+SCL)
+  photos_tuned   as photos, with the head's recipe for every method
 Every set is a table (`lacuna table`): a method's row has the same number of trials as any other, chosen by mAP on
 held-out training images with seed 0 and without the test set; the best is run with every seed and then tested.
 Methods that want a vision-language model's table get the scores of a classifier trained with AN (or, under names with
@@ -35,7 +36,7 @@ from lacuna.tools.bench.quality.data import prepare
 from lacuna.tools.bench.quality.features import FeatureRows
 from lacuna.tools.bench.quality.generated import generate
 from lacuna.tools.bench.quality.lite0 import lite0_weights
-from lacuna.tools.bench.quality.photos import PHOTO_TRIALS, TUNED_TRIALS, PhotoRows
+from lacuna.tools.bench.quality.photos import PHOTO_SETS, PhotoRows
 from lacuna.tools.bench.quality.trials import ANNOTATIONS
 from lacuna.tools.passes.pool import PoolSettings, ray_room
 from lacuna.tools.prior import spearman
@@ -44,9 +45,7 @@ from lacuna.tools.trials.crew import CrewSettings
 from lacuna.tools.trials.job import Outcome
 
 _VAL_FRACTIONS = {"coco_features": 0.2, "coco_photos": 0.15}
-_PHOTO_SETS: dict[str, tuple[dict[str, list[dict]], bool]] = {"photos": (PHOTO_TRIALS, False),
-                                                              "photos_tuned": (TUNED_TRIALS, True)}
-SETS = (*ANNOTATIONS, *_PHOTO_SETS)
+SETS = (*ANNOTATIONS, *PHOTO_SETS)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +69,7 @@ def run(quick: bool, args: argparse.Namespace) -> dict:
     epochs = args.epochs or (2 if quick else 15)
     sets = ["features"] if quick else args.sets
     for name in sets:
-        _legal(args.methods, _PHOTO_SETS[name][0] if name in _PHOTO_SETS else ANNOTATIONS[name].trials)
+        _legal(args.methods, PHOTO_SETS[name].trials if name in PHOTO_SETS else ANNOTATIONS[name].trials)
         if name in ANNOTATIONS:
             _check(name, args.methods)
     if args.workers is not None and args.workers < 0:
@@ -91,7 +90,7 @@ def run(quick: bool, args: argparse.Namespace) -> dict:
             for name in linear:
                 table[name] = _compare(features, name, methods, seeds, 2 if quick else None)
     for name in sets:
-        if name in _PHOTO_SETS:
+        if name in PHOTO_SETS:
             table[name] = _photos(args, name, seeds)
     return {"ratios": {f"{name}.{method}": row["gap_closed"] for name, rows in table.items()
                        for method, row in rows.items()}, "table": table}
@@ -151,11 +150,11 @@ def rank_correlations(means: np.ndarray, truth: np.ndarray, told: np.ndarray) ->
 
 
 def _photos(args: argparse.Namespace, name: str, seeds: range) -> dict[str, dict]:
-    trials, tuned = _PHOTO_SETS[name]
+    kind = PHOTO_SETS[name]
     photos = PhotoRows(_shards(args, "coco_photos"), args.out, os.path.abspath(lite0_weights(args.out)), args.crops,
                        CrewSettings(args.workers))
-    tried = {method: trials[method] for method in args.methods or trials}
-    return gaps(_scores(name, photos.train(name, tried, seeds, tuned), tried, seeds), "an")
+    methods = args.methods or list(kind.trials)
+    return gaps(_scores(name, photos.train(name, kind, methods, seeds), kind.trials, seeds), "an")
 
 
 def _scores(name: str, rows: dict[str, RowWork], tried: dict[str, list[dict]], seeds: range) -> dict[str, list[float]]:

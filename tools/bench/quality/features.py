@@ -13,6 +13,7 @@ import numpy as np
 
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.bench.quality.data import FULL
+from lacuna.tools.bench.quality.recipe import MODEL, SCHEDULE, head_decay
 from lacuna.tools.bench.quality.teacher import is_table, write_table
 from lacuna.tools.bench.quality.trials import TEACHERS, Annotation, Trial
 from lacuna.tools.neighbors.making import Wishes, make_neighbors
@@ -28,9 +29,6 @@ from lacuna.trainer.neighbors import FACTS_NAME
 from lacuna.trainer.priors import write_prior
 
 BATCH, TUNED_BATCH, TUNED_EPOCHS = 16, 256, 10
-# λ belongs to a loss that sums over classes and is a mean over images. Most are means over classes, too: λ/L for them.
-# These sum over the images as well, as published: λ times the batch.
-_SUM_OVER_CLASSES, _SUM_OVER_ALL = ("softmax",), ("asl", "hill", "splc")
 
 
 @dataclass(frozen=True)
@@ -73,12 +71,8 @@ class FeatureRows:
             own["prior"] = self.prior_path(annotation.labels, annotation.after[method])
         settings = {"phases.0.lr": trial["lr"], "method": own}
         if annotation.tuned:
-            decay = trial["decay"]
-            if own["name"] in _SUM_OVER_ALL:
-                decay *= TUNED_BATCH
-            elif own["name"] not in _SUM_OVER_CLASSES:
-                decay /= len(self.source(labels).index.classes)
-            settings["phases.0.head_weight_decay"] = decay
+            classes = len(self.source(labels).index.classes)
+            settings["phases.0.head_weight_decay"] = head_decay(own["name"], trial["decay"], classes, TUNED_BATCH)
         if "full_weight" in trial:
             settings["train.fully_labelled_weight"] = trial["full_weight"]
             settings["data.fully_labelled"] = {"url": os.path.join(self.data, "train"), "subset": FULL}
@@ -89,8 +83,8 @@ class FeatureRows:
         epochs = min(self.epochs, TUNED_EPOCHS) if tuned else self.epochs
         phase: dict = {"name": "linear", "epochs": epochs, "batch": BATCH, "lr": 1e-3}
         if tuned:
-            phase |= {"batch": TUNED_BATCH, "schedule": "cosine"}
-        model = {"head_bias": "prior", "head_norm": "l2"} if tuned else {"head_bias": "default"}
+            phase |= {"batch": TUNED_BATCH, "schedule": SCHEDULE}
+        model = MODEL if tuned else {"head_bias": "default"}
         return {"name": "row", "method": {"name": "an"}, "phases": [phase], "train": {"log_every": 500, "keep": 1},
                 "data": {"train": {"url": train, "labels": labels, "subset": "train"},
                          "val": {"url": train, "subset": "val"}, "test": {"url": os.path.join(self.data, "test")},

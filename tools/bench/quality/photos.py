@@ -2,8 +2,9 @@
 
 Phases have a cache, so dozens of heads share the backbone's forward passes, which are nearly all of the work. Schedule,
 as in Verelst et al.: a warm-up, in which EN, CL and SCL are still AN (start_phase), then the method, whose best epoch
-is chosen on the validation photos; other methods are themselves from the first epoch on. In the set photos_tuned the
-last blocks of the backbone learn with the head after the warm-up.
+is chosen on the validation photos; other methods are themselves from the first epoch on. In the sets photos_last… the
+last blocks of the backbone learn with the head after the first phase. Sets ending in _tuned have the head's recipe
+(recipe.py) for every method, and each is itself from the first step on.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from lacuna.data_pipelines.index import ShardIndex
+from lacuna.tools.bench.quality import recipe
 from lacuna.tools.bench.quality.lite0 import LITE0, LITE0_LAST, SIZE
+from lacuna.tools.bench.quality.recipe import MODEL, SCHEDULE, head_decay
 from lacuna.tools.cache.filling import fill
 from lacuna.tools.passes.pool import PoolSettings
 from lacuna.tools.table.rows import RowWork
@@ -21,7 +25,8 @@ from lacuna.trainer.config.tables import Row
 from lacuna.trainer.methods import example
 
 BATCH, STREAMS, OPEN_SHARDS = 32, 4, 2
-WARM_EPOCHS, EPOCHS, TUNED_EPOCHS, WARM_LR = 5, 11, 5, 2e-3
+WARM_EPOCHS, EPOCHS, LAST_EPOCHS, WARM_LR = 5, 11, 5, 2e-3
+TUNED_BATCH, TUNED_EPOCHS = 128, 18
 
 
 def _trials(name: str, *settings: dict, lrs=(2e-3, 5e-4), labels: str = "single") -> list[dict]:
@@ -52,12 +57,39 @@ PHOTO_TRIALS: dict[str, list[dict]] = {
 }
 # Two of those that train the last blocks, too; γ is the one that was chosen with the whole backbone fixed.
 _TWO = (3e-4, 1e-4)
-TUNED_TRIALS: dict[str, list[dict]] = {
+LAST_TRIALS: dict[str, list[dict]] = {
     "an": _trials("an", {}, lrs=_TWO),
     "en": _verelst("en", {}, lrs=_TWO),
     "en_scl": _verelst("en_scl", {"gamma": 0.1}, lrs=_TWO),
     "oracle": _trials("bce", {}, lrs=_TWO, labels="labels"),
 }
+
+
+def _tuned(name: str, *settings: dict, **other: str) -> list[dict]:
+    return recipe.trials(name, (0.01, 0.03, 0.1, 0.3), (2e-3, 1e-3), *settings, **other)
+
+
+# A quarter of the features' images: larger decays.
+TUNED_TRIALS: dict[str, list[dict]] = {
+    "oracle": _tuned("bce", labels="labels"),
+    "an": _tuned("an"),
+    "selection": _tuned("selection"),
+    "softmax": _tuned("softmax"),
+    "en": _tuned("en"),
+    "role": _tuned("role", {"lr": 1e-1}, {"lr": 3e-1}),
+    "en_scl": _tuned("en_scl", {"gamma": 0.1}, {"gamma": 1.0}),
+}
+
+
+@dataclass(frozen=True)
+class PhotoSet:
+    trials: dict[str, list[dict]]
+    last: bool = False  # whether the last blocks learn, too
+    tuned: bool = False  # which of the two protocols
+
+
+PHOTO_SETS = {"photos": PhotoSet(PHOTO_TRIALS), "photos_last": PhotoSet(LAST_TRIALS, last=True),
+              "photos_tuned": PhotoSet(TUNED_TRIALS, tuned=True)}
 
 
 @dataclass(frozen=True)
@@ -70,11 +102,11 @@ class PhotoRows:
     backbone: str = LITE0
     size: int = SIZE
     last: tuple[str, ...] = LITE0_LAST
-    epochs: int | None = None  # after the warm-up
+    epochs: int | None = None  # after the warm-up, if there is one
 
-    def train(self, name: str, methods: dict[str, list[dict]], seeds: range, tuned: bool) -> dict[str, RowWork]:
-        """method → its row, with its best trial tested under every seed; `methods`: what is tried of each."""
-        rows = {method: self._row(f"{name}.{method}", trials, tuned) for method, trials in methods.items()}
+    def train(self, name: str, kind: PhotoSet, methods: list[str], seeds: range) -> dict[str, RowWork]:
+        """method → its row, with its best trial tested under every seed."""
+        rows = {method: self._row(f"{name}.{method}", kind, kind.trials[method]) for method in methods}
         if self.crew.workers != 0:  # several runs at a time would each compute what all of them need
             kinds = {example(method.candidates[0]["method"]["name"]).needs().maps: method for method in rows.values()}
             for row in kinds.values():
@@ -82,23 +114,37 @@ class PhotoRows:
         train_rows(list(rows.values()), self.out, seeds, self.crew)
         return rows
 
-    def _row(self, name: str, trials: list[dict], tuned: bool) -> RowWork:
-        settings = [{"phases.1.lr": trial["lr"], "method": trial["method"]} for trial in trials]
-        return RowWork(name, Row(), self.body(trials[0]["labels"], tuned), settings, f"bench quality: {name}")
+    def _row(self, name: str, kind: PhotoSet, trials: list[dict]) -> RowWork:
+        body = self.body(trials[0].get("labels", "single"), kind)
+        return RowWork(name, Row(), body, [self._settings(kind, trial) for trial in trials], f"bench quality: {name}")
 
-    def body(self, labels: str, tuned: bool) -> dict:
+    def _settings(self, kind: PhotoSet, trial: dict) -> dict:
+        if not kind.tuned:
+            return {"phases.1.lr": trial["lr"], "method": trial["method"]}
+        classes = len(ShardIndex.load(os.path.join(self.data, "train")).classes)
+        return {"phases.0.lr": trial["lr"], "method": trial["method"], "phases.0.head_weight_decay":
+                head_decay(trial["method"]["name"], trial["decay"], classes, TUNED_BATCH)}
+
+    def body(self, labels: str, kind: PhotoSet) -> dict:
         train = os.path.join(self.data, "train")
-        phase = {"batch": BATCH, "lr": WARM_LR, "trainable": "head", "cache": {"views": self.crops}}
-        epochs = self.epochs or (TUNED_EPOCHS if tuned else EPOCHS)
-        learns = {"trainable": list(self.last)} if tuned else {}
         return {
             "name": "row", "run_folder": self.out, "method": {"name": "an"},
             "data": {"train": {"url": train, "labels": labels, "subset": "train"},
                      "val": {"url": train, "subset": "val"}, "test": {"url": os.path.join(self.data, "test")},
                      "image_size": self.size, "normalize": "centered", "streams": STREAMS, "open_shards": OPEN_SHARDS,
                      "workers": 1, "augment": {"crop": "random_resized", "flip": True}},
-            "model": {"backbone": self.backbone, "weights": self.weights, "head_bias": "default"},
-            "phases": [{"name": "warm-up", "epochs": WARM_EPOCHS, **phase},
-                       {"name": "main", "epochs": epochs, **phase, **learns}],
+            "model": {"backbone": self.backbone, "weights": self.weights,
+                      **(MODEL if kind.tuned else {"head_bias": "default"})},
+            "phases": self._phases(kind),
             "train": {"log_every": 500, "keep": 1, "channels_last": True},
         }
+
+    def _phases(self, kind: PhotoSet) -> list[dict]:
+        frozen = {"trainable": "head", "cache": {"views": self.crops}}
+        if kind.tuned:
+            return [{"name": "head", "epochs": self.epochs or TUNED_EPOCHS, "batch": TUNED_BATCH, "lr": 2e-3,
+                     "schedule": SCHEDULE, **frozen}]
+        phase = {"batch": BATCH, "lr": WARM_LR, **frozen}
+        learns = {"trainable": list(self.last)} if kind.last else {}
+        return [{"name": "warm-up", "epochs": WARM_EPOCHS, **phase},
+                {"name": "main", "epochs": self.epochs or (LAST_EPOCHS if kind.last else EPOCHS), **phase, **learns}]

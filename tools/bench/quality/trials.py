@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from lacuna.tools.bench.quality import recipe
 from lacuna.trainer.methods import METHODS, example
 
 _SIX = (3e-4, 1e-4, 1e-3, 3e-5, 3e-3, 1e-5)  # likely ones first: others are measured by them
@@ -89,10 +90,7 @@ SINGLE = {
 
 
 def _tuned(name: str, *settings: dict, **other: str) -> list[Trial]:
-    """Eight: two learning rates, or two settings of the method's own, with four decays."""
-    pairs = [(2e-3, s) for s in settings] if settings else [(2e-3, {}), (1e-3, {})]
-    assert len(pairs) == 2, name
-    return [{"lr": lr, "decay": decay, "method": {"name": name, **s}, **other} for decay in _DECAYS for lr, s in pairs]
+    return recipe.trials(name, _DECAYS, (2e-3, 1e-3), *settings, **other)
 
 
 TUNED = {

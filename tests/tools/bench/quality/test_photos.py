@@ -15,7 +15,7 @@ from PIL import Image
 from lacuna.basics.errors import UserError
 from lacuna.tools.bench.quality.data import prepare
 from lacuna.tools.bench.quality.lite0 import LITE0_LAST, lite0_weights
-from lacuna.tools.bench.quality.photos import PhotoRows
+from lacuna.tools.bench.quality.photos import PhotoRows, PhotoSet
 from lacuna.tools.trials.crew import CrewSettings
 from lacuna.trainer.config.sections import DataConfig, ModelConfig
 from lacuna.trainer.models.classifier import build_model
@@ -62,7 +62,7 @@ def test_heads_learn_from_one_cache_and_consistency_keeps_its_state(shards, tmp_
     rows = rows_in(shards, tmp_path)
     tried = {"oracle": trials("bce", "labels"), "an": trials("an"),
              "en_scl": trials("en_scl", start_phase=1, gamma=0.1)}
-    found = rows.train("photos", tried, range(1), False)
+    found = rows.train("photos", PhotoSet(tried), list(tried), range(1))
     scores = {method: row.outcomes[0].results["test"]["map"] for method, row in found.items()}
     assert scores["oracle"] > scores["an"] + 5, scores
     phases = {method: [(line["phase"], line["epoch"]) for line in metrics(Path(row.folders[0]), "epoch")]
@@ -72,7 +72,7 @@ def test_heads_learn_from_one_cache_and_consistency_keeps_its_state(shards, tmp_
     # Two crops and the views of evaluation of the validation and test photos: pooled for all but SCL, which has maps.
     assert sorted((k["cut"], str(k["view"])) for k in kept) == sorted(
         (cut, view) for cut in ("feature maps", "pooled features") for view in ("0", "1", "None", "None"))
-    again = rows.train("photos", tried, range(1), False)
+    again = rows.train("photos", PhotoSet(tried), list(tried), range(1))
     assert {m: row.outcomes[0].results for m, row in again.items()} == {m: row.outcomes[0].results
                                                                        for m, row in found.items()}
 
@@ -80,9 +80,9 @@ def test_heads_learn_from_one_cache_and_consistency_keeps_its_state(shards, tmp_
 def test_the_last_blocks_learn_after_the_warm_up(shards, tmp_path):
     rows = rows_in(shards, tmp_path)
     tried = {"oracle": trials("bce", "labels", 1e-3)}
-    fixed = rows.train("photos", tried, range(1), False)["oracle"]
-    tuned = rows.train("photos_tuned", tried, range(1), True)["oracle"]
-    before, after = (weights(Path(row.folders[0])) for row in (fixed, tuned))
+    fixed = rows.train("photos", PhotoSet(tried), ["oracle"], range(1))["oracle"]
+    learnt = rows.train("photos_last", PhotoSet(tried, last=True), ["oracle"], range(1))["oracle"]
+    before, after = (weights(Path(row.folders[0])) for row in (fixed, learnt))
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert {name.split(".")[1] for name in changed if name.startswith("backbone.")} == {"4", "6"}
 

@@ -15,7 +15,7 @@ from lacuna.tools.bench.quality import gaps, rank_correlations
 from lacuna.tools.bench.quality.data import prepare
 from lacuna.tools.bench.quality.features import FeatureRows
 from lacuna.tools.bench.quality.generated import CLASSES, SIZES, generate
-from lacuna.tools.bench.quality.photos import PHOTO_TRIALS
+from lacuna.tools.bench.quality.photos import PHOTO_SETS
 from lacuna.tools.bench.quality.trials import ANNOTATIONS, SINGLE, on_vectors
 from lacuna.tools.cli import main
 from lacuna.tools.passes.pool import PoolSettings, ray_room
@@ -112,7 +112,8 @@ def needs_a_file(kind) -> bool:
 
 def test_every_method_has_the_same_number_of_trials():
     tried = {trial["method"]["name"] for a in ANNOTATIONS.values() for trials in a.trials.values() for trial in trials}
-    on_photos = {trial["method"]["name"] for trials in PHOTO_TRIALS.values() for trial in trials}
+    on_photos = {trial["method"]["name"] for trials in PHOTO_SETS["photos"].trials.values()
+                 for trial in trials}
     assert {name for name, kind in METHODS.items() if on_vectors(name) and not needs_a_file(kind)} <= tried
     assert {"oracle", "an", "role", "en_cl", "mime"} <= set(ANNOTATIONS["features"].trials)
     assert {"oracle", "an", "selection", "softmax", "role", "en"} <= set(ANNOTATIONS["features_tuned"].trials)
@@ -120,7 +121,8 @@ def test_every_method_has_the_same_number_of_trials():
     for name, annotation in ANNOTATIONS.items():
         number = 3 if name == "features_full300" else 8 if annotation.tuned else 6
         assert {len(trials) for trials in annotation.trials.values()} == {number}
-    assert {len(trials) for trials in PHOTO_TRIALS.values()} == {4}
+    for name, number in (("photos", 4), ("photos_last", 2), ("photos_tuned", 8)):
+        assert {len(trials) for trials in PHOTO_SETS[name].trials.values()} == {number}
 
 
 def test_gaps():

@@ -1,5 +1,7 @@
 """`selection` trains by the likelihood that its settings name, estimates and keeps q, and refuses vain settings."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +9,11 @@ import torch
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.labels import POSITIVE
 from lacuna.trainer.methods import build_method, score_of
-from lacuna.trainer.methods.base import Task
+from lacuna.trainer.methods.base import Outputs, Task
 from lacuna.trainer.scores import SCORES, SIGMOID
 from tests.helpers.label_sets import by_enumeration
 from tests.helpers.loss_checks import assert_finite, random_case, total
-from tests.helpers.oracles import LOGITS, OBSERVED
+from tests.helpers.oracles import LOGITS, OBSERVED, batch_of, step_of, task_of
 
 
 def mean_by_enumeration(a, z, q=None):
@@ -67,6 +69,7 @@ def test_settings_without_sense_are_named(settings, k, words):
 def test_images_are_ranked_beside_their_other_classes():
     """Where one positive was shown; independent positives are read as they are."""
     assert score_of({"name": "selection", "shown": "independent"}) is SIGMOID
+    assert score_of({"name": "selection", "ranking": "alone"}) is SIGMOID
     score = score_of({"name": "selection"})
     logits = np.random.RandomState(0).randn(5, 7, 2, 2)
     bias = np.linspace(-2, 0, 7)
@@ -77,3 +80,12 @@ def test_images_are_ranked_beside_their_other_classes():
     np.testing.assert_allclose(flat, expected[..., 0, 0], rtol=1e-6)
     assert SCORES[score.name] is score
     assert not score.per_class
+
+
+@pytest.mark.parametrize("phase", [0, 1])
+def test_before_its_phase_the_loss_is_that_of_wan(phase):
+    a, z = random_case(7)
+    logits, batch, step = torch.tensor(a), batch_of(z), replace(step_of(len(z), 0, 10), phase=phase)
+    warm = build_method({"name": "selection", "start_phase": 1}, task_of(z)).loss(Outputs(logits), batch, step)
+    other = build_method({"name": "selection" if phase else "wan"}, task_of(z)).loss(Outputs(logits), batch, step)
+    torch.testing.assert_close(warm.per_sample, other.per_sample)
