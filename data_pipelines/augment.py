@@ -61,9 +61,7 @@ class Augment:
         out = torch.empty((3, self.size, self.size), dtype=torch.uint8) if out is None else out
         rows, columns, factor = full or FullSize(*image.shape[-2:])
         top, left, height, width = self.pixel_box(rows, columns, rng)
-        # The operator itself rather than F.resize: the same kernel, but it fills the batch without a copy.
-        _resize_into(image[None, :, _decoded(top, height, factor), _decoded(left, width, factor)],
-                     [self.size, self.size], False, None, None, out=out[None])
+        _resize(image[:, _decoded(top, height, factor), _decoded(left, width, factor)], out)
         flipped = self.flip and self.crop != "same" and rng.random() < 0.5
         if flipped:
             out.copy_(out.flip(-1))
@@ -145,6 +143,17 @@ class SampleRng:
 
 def sample_rng(seed: int, epoch: int, shard: int, row: int) -> SampleRng:
     return SampleRng(mix(seed, _AUGMENT, epoch, shard, row))
+
+
+def _resize(image: torch.Tensor, out: torch.Tensor) -> None:
+    """uint8 [3, H, W], there or on an accelerator, to the size of `out` on the host."""
+    size = list(out.shape[-2:])
+    if image.device == out.device:
+        # The operator itself rather than F.resize: the same kernel, but it fills the batch without a copy.
+        _resize_into(image[None], size, False, None, None, out=out[None])
+    else:  # where bytes have no such kernel
+        real = torch.nn.functional.interpolate(image[None].float(), size, mode="bilinear", antialias=True)[0]
+        out.copy_(real.round_().clamp_(0, 255).to(torch.uint8))
 
 
 def _decoded(first: int, length: int, factor: int) -> slice:

@@ -24,10 +24,11 @@ from lacuna.basics.npy_header import alone
 
 MAX_PIXELS = 120_000_000
 _ORIENTATION = 0x0112  # the EXIF tag
-# EXIF orientation → (swap rows and columns?, then flip these dimensions of [3, H, W])
-_TURNS = {2: (False, (2,)), 3: (False, (1, 2)), 4: (False, (1,)),
+Turn = tuple[bool, tuple[int, ...]]  # swap rows and columns?, then flip these dimensions of [3, H, W]
+# By EXIF's orientation.
+_TURNS: dict[int, Turn] = {2: (False, (2,)), 3: (False, (1, 2)), 4: (False, (1,)),
           5: (True, ()), 6: (True, (2,)), 7: (True, (1, 2)), 8: (True, (1,))}
-_SOI_SIZE, _APP1, _SOS = 2, 0xE1, 0xDA
+_SOI, _EOI, _APP1, _SOS = b"\xff\xd8", b"\xff\xd9", 0xE1, 0xDA
 _NPY_1 = b"\x93NUMPY\x01\x00"  # magic and version of every .npy file with a short header
 
 
@@ -73,20 +74,42 @@ def _refuse_bomb(height: int, width: int) -> None:
 
 def _decode_jpeg(data: bytes, stored: tuple[int, int],
                  shrink: Callable[[int, int], float] | None) -> tuple[torch.Tensor, FullSize]:
-    exif = _exif_segment(data)
-    turned, flips = _TURNS.get(1 if exif is None else _orientation(exif), (False, ()))
-    seen = (stored[1], stored[0]) if turned else stored
+    turn = turn_of(data)
+    seen = (stored[1], stored[0]) if turn[0] else stored
     allowed = 1.0 if shrink is None else shrink(*seen)
     factor = 8 if allowed >= 8 else 4 if allowed >= 4 else 2 if allowed >= 2 else 1  # the ones that are fast
     least = {} if factor == 1 else {"min_height": -(-stored[0] // factor), "min_width": -(-stored[1] // factor)}
     image = torch.from_numpy(simplejpeg.decode_jpeg(data, **least)).permute(2, 0, 1)
-    image = image.mT if turned else image
-    return (image.flip(flips) if flips else image), FullSize(*seen, factor)
+    return turned(image, turn), FullSize(*seen, factor)
+
+
+def is_plain_jpeg(data: bytes) -> bool:
+    """Whether these bytes are a whole JPEG, grey or YCbCr, of a size that is allowed: what any decoder can read."""
+    if data[:2] != _SOI or not data.rstrip(b"\0").endswith(_EOI):
+        return False
+    try:
+        height, width, colours = _header(data, "jpeg")
+    except ValueError:
+        return False
+    return colours in ("YCbCr", "Gray") and height * width <= MAX_PIXELS
+
+
+def turned(image: torch.Tensor, turn: Turn) -> torch.Tensor:
+    """[3, H, W] as they are stored → as they are seen."""
+    swapped, flips = turn
+    image = image.mT if swapped else image
+    return image.flip(flips) if flips else image
+
+
+def turn_of(data: bytes) -> Turn:
+    """What a JPEG's EXIF data say."""
+    exif = _exif_segment(data)
+    return _TURNS.get(1 if exif is None else _orientation(exif), (False, ()))
 
 
 def _exif_segment(data: bytes) -> bytes | None:
     """The APP1 segment with EXIF data, searched in the segments before the picture itself."""
-    position = _SOI_SIZE
+    position = len(_SOI)
     while position + 4 <= len(data) and data[position] == 0xFF and data[position + 1] != _SOS:
         size = int.from_bytes(data[position + 2 : position + 4])
         if data[position + 1] == _APP1 and data.startswith(b"Exif\0\0", position + 4):
@@ -121,7 +144,7 @@ def _decode_pil(data: bytes) -> torch.Tensor:
 
 
 def _sniff(data: bytes) -> str:
-    if data[:2] == b"\xff\xd8":
+    if data[:2] == _SOI:
         return "jpeg"
     if data[:8] == b"\x89PNG\r\n\x1a\n":
         return "png"

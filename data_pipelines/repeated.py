@@ -89,7 +89,8 @@ class RepeatedStream:
             shard, row = places[i] = sample.shard, sample.row
             labels[i] = torch.from_numpy(sample.labels)
             try:
-                boxes[i], flips[i] = self.maker(number)(sample.data, shard, row, views[:, i])
+                for data, image in (maker := self.maker(number)).each([sample.data]):
+                    boxes[i], flips[i] = maker(data, shard, row, views[:, i], image)
                 good.append(i)
             except DecodeError as error:
                 bad.append(BadSample(sample.url, row, sample.key, str(error)))

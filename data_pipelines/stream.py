@@ -21,6 +21,7 @@ from lacuna.basics import storage
 from lacuna.data_pipelines.augment import FULL_BOX, Augment, Box, sample_rng
 from lacuna.data_pipelines.batch import BadSample, Batch
 from lacuna.data_pipelines.decode import DecodeError, decode_scaled, decode_vector
+from lacuna.data_pipelines.device_decoder import Decoded, DeviceDecoder
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE
 from lacuna.data_pipelines.plan import EpochPlan
 from lacuna.data_pipelines.shard_vectors import ShardVectors
@@ -38,6 +39,7 @@ class SampleMaker:
     epoch: int
     features: int = 0
     strong: Augment | None = None  # makes a second view
+    decoder: DeviceDecoder | None = None  # for JPEGs, instead of the host's
 
     @property
     def _scaled(self) -> bool:
@@ -52,7 +54,16 @@ class SampleMaker:
         views, side = 1 if self.strong is None else 2, self.augment.size
         return torch.empty((views, count, 3, side, side), dtype=torch.uint8, pin_memory=pin)
 
-    def __call__(self, data: bytes, shard: int, row: int, views: torch.Tensor) -> tuple[Box, bool]:
+    def each(self, members: list[bytes]) -> Iterator[tuple[bytes, Decoded | None]]:
+        """Members that are made together, with those images that a device has decoded; make them before the end."""
+        if self.decoder is None:
+            yield from ((data, None) for data in members)
+            return
+        with self.decoder.queue():
+            yield from zip(members, self.decoder(members), strict=True)
+
+    def __call__(self, data: bytes, shard: int, row: int, views: torch.Tensor,
+                 decoded: Decoded | None = None) -> tuple[Box, bool]:
         """Fill every view; the crop box of the first and whether it was flipped."""
         out = views[0]
         if self.augment is None:
@@ -62,7 +73,7 @@ class SampleMaker:
             out.copy_(torch.from_numpy(vector))
             return FULL_BOX, False
         rng = sample_rng(self.seed, self.epoch, shard, row)
-        image, full = decode_scaled(data, partial(self.augment.shrink, rng=rng) if self._scaled else None)
+        image, full = decoded or decode_scaled(data, partial(self.augment.shrink, rng=rng) if self._scaled else None)
         _, box, flipped = self.augment(image, rng, out, full)
         if self.strong is not None:
             # The same generator goes on: other draws than the first view's.
@@ -216,22 +227,24 @@ class _Pending:
     def make(self, part: Iterable[int]) -> None:
         """Make the samples at these places of the batch."""
         # One sample at a time in plain Python: a part has few rows of each shard, too few for arrays to pay.
+        places, members = [], []
         for i in part:
-            shard = int(self.shards[i])
-            opened = self.opened[shard].result()
+            opened = self.opened[int(self.shards[i])].result()
             row = int(opened.used[self.plan_rows[i]])
             self.rows[i] = row
             if opened.known is not None and opened.known[row]:
                 self.decoded[i] = False
             else:
-                try:
-                    self.boxes[i], self.flips[i] = self.maker(opened.read(row), shard, row, self.views[:, i])
-                except DecodeError as error:
-                    self.bad[i] = bad_sample(opened, row, error)
-                    continue
+                places.append((i, opened, row))
+                members.append(opened.read(row))
             if len(opened.labels.neg_ids):
                 self.labels[i, opened.labels.negatives(row)] = NEGATIVE
             self.labels[i, opened.labels.positives(row)] = POSITIVE
+        for (i, opened, row), (data, image) in zip(places, self.maker.each(members), strict=True):
+            try:
+                self.boxes[i], self.flips[i] = self.maker(data, opened.shard, row, self.views[:, i], image)
+            except DecodeError as error:
+                self.bad[i] = bad_sample(opened, row, error)
 
     def result(self) -> Batch:
         wait(self.parts, return_when=FIRST_EXCEPTION)  # wakes up once, not once a part: the workers need the cores

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from lacuna.trainer.methods import score_of
 from lacuna.trainer.metrics.collector import ScoreCollector
 from lacuna.trainer.metrics.measures import RankingResult
 from lacuna.trainer.models.classifier import Classifier
+from lacuna.trainer.on_device.decoding import device_decoder
 from lacuna.trainer.on_device.scores import ScoreBlock
 from lacuna.trainer.on_device.uploads import beside
 from lacuna.trainer.world import Watchdog, World
@@ -69,7 +71,8 @@ def judge_bad(bad: list[BadSample], samples: int, most: float, where: str) -> No
 
 def eval_stream(source: ShardSource, plan: EpochPlan, config: Config, world: World) -> EpochStream:
     """This rank's part of the plan, without random augmentation."""
-    return EpochStream(source, plan, plan.rank_streams(world.rank, world.size), eval_maker(config, source),
+    maker = replace(eval_maker(config, source), decoder=device_decoder(config.data, world.device))
+    return EpochStream(source, plan, plan.rank_streams(world.rank, world.size), maker,
                        workers=config.data.workers, prefetch=config.data.prefetch, pin=world.device.type == "cuda")
 
 

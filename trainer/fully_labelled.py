@@ -21,6 +21,7 @@ from lacuna.data_pipelines.source import ShardSource
 from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.checkpoints.checkpoint import Position
 from lacuna.trainer.config.sections import Config
+from lacuna.trainer.on_device.decoding import device_decoder
 from lacuna.trainer.training_data import training_maker
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ class FullyLabelled:
         seed = mix(run.config.seed, self.phase, _SEED, position.epoch)
         order = RepeatedOrder(int(self.source.counts.sum()), self.batch, seed)
         data = run.config.data
-        with RepeatedStream(self.source, order, lambda number: training_maker(run.config, self.source, seed, number),
+        decoder = device_decoder(data, world.device)
+        with RepeatedStream(self.source, order,
+                            lambda number: training_maker(run.config, self.source, seed, number, decoder=decoder),
                             rank=world.rank, world=world.size, start_step=position.step, workers=data.workers,
                             prefetch=data.prefetch, pin=world.device.type == "cuda") as self.stream:
             yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lacuna.basics.hashing import mix
 from lacuna.data_pipelines.augment import Augment
+from lacuna.data_pipelines.device_decoder import DeviceDecoder
 from lacuna.data_pipelines.plan import EpochPlan
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.data_pipelines.stream import EpochStream, SampleMaker
@@ -22,19 +23,20 @@ def phase_steps(config: Config, source: ShardSource) -> list[int]:
 
 
 def training_stream(config: Config, source: ShardSource, plan: EpochPlan, streams: range, start_step: int = 0, *,
-                    two_views: bool = False, pin: bool = False) -> EpochStream:
+                    two_views: bool = False, pin: bool = False, decoder: DeviceDecoder | None = None) -> EpochStream:
     """The plan's batches, augmented; `two_views` adds the strongly augmented one."""
     data = config.data
-    maker = training_maker(config, source, plan.seed, plan.epoch, two_views)
+    maker = training_maker(config, source, plan.seed, plan.epoch, two_views, decoder)
     return EpochStream(source, plan, streams, maker, start_step=start_step, workers=data.workers,
                        prefetch=data.prefetch, pin=pin)
 
 
-def training_maker(config: Config, source: ShardSource, seed: int, epoch: int, two_views: bool = False) -> SampleMaker:
+def training_maker(config: Config, source: ShardSource, seed: int, epoch: int, two_views: bool = False,
+                   decoder: DeviceDecoder | None = None) -> SampleMaker:
     data = config.data
     augment = train_augment(data) if source.index.kind == "image" else None
     strong = strong_augment(data) if two_views else None
-    return SampleMaker(augment, seed, epoch, source.feature_width, strong)
+    return SampleMaker(augment, seed, epoch, source.feature_width, strong, decoder)
 
 
 def train_augment(data: DataConfig) -> Augment:

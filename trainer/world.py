@@ -156,6 +156,17 @@ def joined(timeout_seconds: float) -> Iterator[World]:
 
 
 @contextlib.contextmanager
+def on_its_own() -> Iterator[None]:
+    """A process that is in no group takes what a launcher has told another one, and it has inherited, for nothing."""
+    inherited = {} if dist.is_initialized() else {name: os.environ.pop(name) for name in _VARIABLES
+                                                  if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ |= inherited
+
+
+@contextlib.contextmanager
 def _meeting(timeout_seconds: float) -> Iterator[None]:
     """Of all ranks at the first one's address: whoever waits in vain says so, in time and in one sentence."""
     rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]

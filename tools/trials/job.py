@@ -91,12 +91,12 @@ def perform(job: Job, before: float = 0.0) -> Outcome:
 
 
 def _in_this_process(job: Job, config: Config) -> tuple[Status, str, dict]:
-    from lacuna.trainer import launch  # torch and DeepSpeed: only workers need them
+    from lacuna.trainer import launch, world  # torch and DeepSpeed: only workers need them
     from lacuna.trainer.whole_run import Stop
 
     stop = Stop()
     try:
-        with _asking(stop, job.deadline):
+        with world.on_its_own(), _asking(stop, job.deadline):
             outcome = launch.train(config, stop=stop)
     except UserError as error:
         return "failed", str(error), {}

@@ -21,6 +21,7 @@ from lacuna.trainer.methods.base import Needs
 from lacuna.trainer.models.classifier import Classifier
 from lacuna.trainer.models.cuts import Cut, find_cut
 from lacuna.trainer.models.parts import learning
+from lacuna.trainer.on_device.decoding import device_decoder
 from lacuna.trainer.training_data import strong_augment, train_augment, training_stream
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class NoCache:
     def training(self, plan: EpochPlan, start_step: int, epoch: int) -> EpochStream:
         run, world = self.run, self.run.world
         return training_stream(run.config, run.sources["train"], plan, plan.rank_streams(world.rank, world.size),
-                               start_step, two_views=run.method.needs().strong_view, pin=world.device.type == "cuda")
+                               start_step, two_views=run.method.needs().strong_view, pin=world.device.type == "cuda",
+                               decoder=device_decoder(run.config.data, world.device))
 
     def evaluation(self, source: ShardSource, plan: EpochPlan) -> EpochStream:
         return eval_stream(source, plan, self.run.config, self.run.world)

@@ -104,6 +104,11 @@ class DataConfig(Section):
     """Decoding threads per rank."""
     prefetch: int = Field(4, gt=0)
     """Batches decoded ahead."""
+    decode: Literal["cpu", "device"] = "cpu"
+    """Where JPEGs are decoded and cropped. device: on the GPU that trains (nvJPEG, through torchvision), for machines
+    whose cores cannot feed it; the CPU where that is not to be had, said in one line, and for other files. Pixels
+    differ by a few levels, so this is part of a run's identity. Phases with a cache decode every view once, on the
+    CPU."""
     max_bad_fraction: float = Field(0.001, ge=0, le=1)
     """The run stops when more than this part of an epoch's (or an evaluation's) samples cannot be decoded."""
     scratch: str | None = None
@@ -309,6 +314,8 @@ class Config(Section):
                 body["data"][split].pop("url")
         for key in ("workers", "prefetch", "scratch", "max_bad_fraction"):
             body["data"].pop(key)
+        if self.data.decode == "cpu":  # as runs have it that were begun before there was a choice
+            body["data"].pop("decode")
         for key in ("log_every", "checkpoint_every", "keep", "timeout_seconds", "trace_samples", "micro_batch",
                     "deepspeed", "compile", "channels_last", "cudnn_benchmark", "state_url", "state_budget_mb",
                     "cache_url", "cache_budget_gb", "staging", "stop_after"):
