@@ -19,6 +19,9 @@ from lacuna.trainer.metrics.ranking import ClassStats, ordered_keys, rank_column
 # One annotated entry. `row` counts this collector's rows; on the way to the owner of the class it becomes the ordinal.
 ENTRY = np.dtype([("cls", np.int32), ("key", np.uint32), ("row", np.int64), ("positive", np.bool_)])
 _DENSE_BYTES = 5  # a float32 score and an int8 target
+# Scores are kept in blocks of about this size: from 4 MiB on (which the targets of float32 scores reach with this) numpy
+# asks for huge pages, and a copy into those costs a third of one into as many new small pages.
+_BLOCK_BYTES = 16 << 20
 
 
 class ScoreCollector:
@@ -28,7 +31,8 @@ class ScoreCollector:
         self.classes = classes
         self.count = 0
         self.sparse: bool | None = None  # chosen at the first batch with rows: whichever takes less memory
-        self._dense: list[Batch] = []
+        self._dense: list[Batch] = []  # blocks of rows
+        self._room: Batch  # the last block with the room behind its rows
         self._entries: list[np.ndarray] = []
         self._ordinals: list[np.ndarray] = []
         self._row_positives: list[np.ndarray] = []
@@ -58,10 +62,23 @@ class ScoreCollector:
             self._entries.append(entries)
             positives = np.bincount(entries["row"][entries["positive"]] - self.count, minlength=len(scores))
         else:
-            self._dense.append((scores.copy(), targets.copy()))  # the caller may reuse its buffers
-            positives = np.count_nonzero(targets == POSITIVE, axis=1)
+            self._keep(scores, targets)
+            positives = (targets == POSITIVE).view(np.uint8).sum(axis=1, dtype=np.uint32).astype(np.int64)
         self._row_positives.append(positives)
         self.count += len(scores)
+
+    def _keep(self, scores: np.ndarray, targets: np.ndarray) -> None:
+        """Copy them, because the caller may use its buffers again, behind the rows of the last block or into a new one."""
+        filled = len(self._dense[-1][0]) if self._dense else 0
+        stop = filled + len(scores)
+        if self._dense and self._room[0].dtype == scores.dtype and stop <= len(self._room[0]):
+            self._dense.pop()
+        else:
+            rows = max(len(scores), _BLOCK_BYTES // (scores.itemsize * self.classes))
+            self._room = np.empty((rows, self.classes), scores.dtype), np.empty((rows, self.classes), np.int8)
+            filled, stop = 0, len(scores)
+        self._room[0][filled:stop], self._room[1][filled:stop] = scores, targets
+        self._dense.append((self._room[0][:stop], self._room[1][:stop]))
 
     def row_positives(self) -> np.ndarray:
         """int64 [rows]: positives of every collected row, to choose `rows` for a result (ReaL's k = 1, 2, 3, ≥ 4)."""

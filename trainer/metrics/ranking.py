@@ -19,6 +19,7 @@ from lacuna.data_pipelines.labels import POSITIVE, UNKNOWN
 _BINS = 1 << 16
 _SIGN = np.uint32(1 << 31)
 _FLIP = np.int32(-(1 << 31))
+_KEY = np.uint64(0xFFFFFFFF << 32)  # the score's part of a code
 # The published ungrouped variant divides by (positives + this).
 _UNGROUPED_EPSILON = 1e-8
 
@@ -69,7 +70,8 @@ def rank_columns(keys: np.ndarray, targets: np.ndarray, ordinals: np.ndarray, un
 
     `levels`: the scores that keys are places of, where they do not come from `ordered_keys`.
     """
-    ranks = [_rank_column(k, t, ordinals, ungrouped) for k, t in zip(keys, targets, strict=True)]
+    places = _places(ordinals)
+    ranks = [_rank_column(k, t, places) for k, t in zip(keys, targets, strict=True)]
     positives = np.array([len(r.keys) for r in ranks], np.int64)
     annotated = np.array([r.annotated for r in ranks], np.int64)
     return _reduce(_join(ranks), positives, annotated, ungrouped, levels)
@@ -117,48 +119,48 @@ def _join(ranks: list[_Ranks]) -> _Ranks:
     return _Ranks(column("keys"), column("tp"), column("rank"), column("strict_rank"), 0)
 
 
-def _rank_column(keys: np.ndarray, target: np.ndarray, ordinals: np.ndarray, ungrouped: bool) -> _Ranks:
-    known = target != UNKNOWN
-    annotated = int(np.count_nonzero(known))
-    if annotated < len(keys):
-        keys, target, ordinals = keys[known], target[known], ordinals[known]
+def _rank_column(keys: np.ndarray, target: np.ndarray, places: np.ndarray) -> _Ranks:
+    annotated = len(keys)
+    if target.min(initial=POSITIVE) == UNKNOWN:  # the least of the three; most evaluations have none, and min is quick
+        known = np.flatnonzero(target != UNKNOWN)
+        keys, target, places, annotated = keys[known], target[known], places[known], len(known)
     at = np.flatnonzero(target == POSITIVE)
     if not len(at):
         return _Ranks(np.zeros(0, np.uint32), *(np.zeros(0, np.int64),) * 3, annotated)
-    mine = np.sort(keys[at])[::-1]
+    mine = np.sort(_codes(keys[at], places[at]))
     high = (keys >> np.uint32(16)).astype(np.intp)
     counts = np.bincount(high, minlength=_BINS)
-    bins, bin_of = np.unique((mine >> np.uint32(16)).astype(np.intp), return_inverse=True)
+    own = (mine >> np.uint64(48)).astype(np.intp)
+    new = np.concatenate([[True], own[1:] != own[:-1]])
+    bins, bin_of = own[new], np.cumsum(new) - 1
     # reduceat sums the histogram from one such bin to the next: a short reversed cumsum gives "this bin or higher".
     at_or_above = np.cumsum(np.add.reduceat(counts, bins)[::-1])[::-1]
     inside = counts[bins]
     chosen = np.zeros(_BINS, bool)
     chosen[bins] = True
-    near = chosen[high]
-    candidates = np.sort(np.compress(near, keys))
+    near = np.flatnonzero(chosen.take(high))
+    candidates = np.sort(_codes(keys[near], places[near]))
     # Candidates are exactly the members of those bins, so a bin ends at the running sum of its sizes.
     top = (at_or_above - inside + np.cumsum(inside))[bin_of]
-    rank = top - np.searchsorted(candidates, mine, side="left")
-    greater = top - np.searchsorted(candidates, mine, side="right")
-    tp = len(mine) - np.searchsorted(mine[::-1], mine, side="left")
-    strict = greater + 1
-    shared = rank > strict
-    if ungrouped and shared.any():
-        members = np.flatnonzero(near)
-        tied = np.unique(mine[shared])
-        at = np.minimum(np.searchsorted(tied, keys[members]), len(tied) - 1)
-        members = members[tied[at] == keys[members]]
-        strict[shared] += _places_in_ties(keys[members], ordinals[members], target[members] == POSITIVE)
-    return _Ranks(mine, tp, rank, strict, annotated)
+    score = mine & _KEY
+    rank = top - np.searchsorted(candidates, score)
+    strict = top - np.searchsorted(candidates, mine)
+    tp = len(mine) - np.searchsorted(mine, score)
+    return _Ranks((mine >> np.uint64(32)).astype(np.uint32)[::-1], tp[::-1], rank[::-1], strict[::-1], annotated)
 
 
-def _places_in_ties(keys: np.ndarray, ordinals: np.ndarray, hit: np.ndarray) -> np.ndarray:
-    """For the positives of all tie groups, highest score first: how many of the group come before (later rows do)."""
-    order = np.lexsort((ordinals, keys))[::-1]
-    descending = keys[order]
-    at = np.flatnonzero(hit[order])
-    group_start = len(keys) - np.searchsorted(descending[::-1], descending[at], side="right")
-    return at - group_start
+def _codes(keys: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """uint64: the key above the row's place, so that one sort orders by score and, among ties, by row."""
+    return (keys.astype(np.uint64) << np.uint64(32)) | places
+
+
+def _places(ordinals: np.ndarray) -> np.ndarray:
+    """uint64 [N]: 0 for the row with the smallest ordinal, and so on."""
+    places = np.arange(len(ordinals), dtype=np.uint64)
+    if np.any(ordinals[1:] < ordinals[:-1]):
+        order = np.argsort(ordinals, kind="stable")
+        places[order] = places.copy()
+    return places
 
 
 def _reduce(ranked: _Ranks, positives: np.ndarray, annotated: np.ndarray, ungrouped: bool,
