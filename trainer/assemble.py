@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 
@@ -106,7 +107,8 @@ def load_sources(config: Config) -> dict[str, ShardSource]:
 
 def task_of(config: Config, sources: dict[str, ShardSource], model: Classifier) -> Task:
     grid = spatial_side(model, config.data.image_size) if sources["train"].index.kind == "image" else 0
-    return task_on(config, sources, grid, model.width, model.blank)
+    return replace(task_on(config, sources, grid, model.width, model.blank), class_width=model.class_width,
+                   has_maps=model.has_maps)
 
 
 def task_on(config: Config, sources: dict[str, ShardSource], grid: int, width: int,

@@ -16,6 +16,7 @@ from lacuna.trainer.config.sections import ModelConfig
 from lacuna.trainer.evaluate import model_inputs
 from lacuna.trainer.methods.base import Task
 from lacuna.trainer.models.classifier import Classifier, set_head_bias
+from lacuna.trainer.models.decoders.base import Decoder
 from lacuna.trainer.models.head_norm import Sums
 from lacuna.trainer.training_data import epoch_plan
 
@@ -32,9 +33,16 @@ def start_weights(model: Classifier, config: ModelConfig, task: Task) -> None:
     if config.head_init is None:
         return
     vectors = torch.from_numpy(read_class_vectors(config.head_init, task.class_names, "model.head_init ="))
-    wanted = fitted(vectors, model.head.in_features, task.seed)
-    with torch.no_grad():
+    if isinstance(model.head, Decoder):
+        if not model.head.of_classes:
+            raise UserError(f"model.head_init = {config.head_init!r} starts a query per class, but model.head = "
+                            f"{config.head!r} has {len(model.head.queries)} for {task.classes} classes. Set "
+                            f"model.decoder.groups={task.classes}, or leave head_init out.")
+        weight = model.head.queries
+    else:
         weight = model.head.weight
+    wanted = fitted(vectors, weight.shape[1], task.seed)
+    with torch.no_grad():
         weight.copy_((wanted * (weight.norm() / wanted.norm().clamp(min=1e-12))).to(weight))
 
 
@@ -71,6 +79,7 @@ def measure_head_norm(run: Run) -> None:
     samples on any number of ranks."""
     if run.model.head_norm is None:
         return
+    assert isinstance(run.model.head, torch.nn.Linear)
     source, world = run.sources["train"], run.world
     plan = epoch_plan(run.config, source, 0, 0)
     steps = plan.steps if source.feature_width else min(plan.steps, math.ceil(_SAMPLES / plan.batch))

@@ -26,7 +26,8 @@ class Learner:
     def __init__(self, run: Run, engine, split: BatchSplit):
         self.run, self.engine, self.split = run, engine, split
         self.two_forwards = run.method.needs().whole_batch and split.pieces > 1
-        self.with_maps = run.method.needs().maps
+        needs = run.method.needs()
+        self.with_maps, self.of_classes = needs.maps, needs.class_features
         if self.two_forwards:
             check_two_forwards(run.method, run.config.method["name"], run.model, run.config.train.micro_batch)
 
@@ -115,7 +116,7 @@ class Learner:
             run.model.eval()
         with autocast(run.config, run.world):
             inputs = model_inputs(inputs, run.config, run.world)
-            logits, maps, features = self.engine(inputs, with_maps=self.with_maps)
+            logits, maps, features = self.engine(inputs, with_maps=self.with_maps, of_classes=self.of_classes)
         if apart:
             run.model.train()
         return Outputs(logits[:count], None if maps is None else maps[:count], features[:count])

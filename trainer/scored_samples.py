@@ -24,7 +24,7 @@ def scored(run: Run, plan: EpochPlan, overall: int) -> Iterator[Scored]:
     world, source = run.world, run.sources["train"]
     was_training = run.model.training
     run.model.eval()
-    with_maps = run.method.needs().maps
+    needs = run.method.needs()
     run.state.begin_epoch(plan, 0, overall)
     with run.cache.evaluation(source, plan) as stream, torch.no_grad():
         for batch in stream:
@@ -33,7 +33,7 @@ def scored(run: Run, plan: EpochPlan, overall: int) -> Iterator[Scored]:
                 if len(batch):
                     inputs = model_inputs(batch.inputs, run.config, world)
                     with autocast(run.config, world):
-                        outputs = Outputs(*run.model(inputs, with_maps=with_maps))
+                        outputs = Outputs(*run.model(inputs, with_maps=needs.maps, of_classes=needs.class_features))
                     batch.moved_from, batch.labels = batch.labels, beside(batch.labels, world.device)
                     yield Scored(batch, outputs, rows)
     run.state.end_epoch()

@@ -115,8 +115,8 @@ def export(trained: Trained, out: str, thresholds: np.ndarray | None, thresholds
     # What a method trained beside the head takes no part in predictions.
     weights = {name: tensor for name, tensor in read_weights(trained).items() if not name.startswith("extra.")}
     config = trained.config
-    last = weights["neck.weight" if "neck.weight" in weights else "head.weight"]
-    features = last.shape[1] if config.model.backbone == "features" else 0
+    entry = "neck.weight" if "neck.weight" in weights else "head.weight"
+    features = weights[entry].shape[1] if config.model.backbone == "features" else 0
     architecture = {"model": {**config.model.model_dump(mode="json"), "weights": "none"}, "feature_width": features,
                     "image_size": config.data.image_size, "normalize": config.data.normalize}
     model = empty_model(architecture, len(trained.classes))

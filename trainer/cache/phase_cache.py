@@ -149,8 +149,9 @@ def cut_of(model: Classifier, config: Config, number: int, needs: Needs) -> Cut 
     if needs.pixels:
         raise UserError(f"{key}: method {name!r} makes new images from those of a batch. Leave the cache out, or use "
                         "another method.")
-    return find_cut(model.backbone, model.names, learning(model.names, phase.trainable),
-                    needs.maps or config.model.boost != 1, config.data.image_size, f"{key} with trainable: "
+    by_place = needs.maps or config.model.boost != 1 or config.model.head != "linear"
+    return find_cut(model.backbone, model.names, learning(model.names, phase.trainable), by_place,
+                    config.data.image_size, f"{key} with trainable: "
                     f"{phase.trainable if isinstance(phase.trainable, str) else list(phase.trainable)}")
 
 

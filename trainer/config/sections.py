@@ -121,6 +121,27 @@ class DataConfig(Section):
         return self
 
 
+class DecoderConfig(Section):
+    """Of model.head: query2label and ml_decoder; 0: as published."""
+
+    width: int = Field(0, ge=0)
+    """Of the queries. query2label: by default that of the feature map, another one is reached by a linear layer;
+    ml_decoder: 768."""
+    heads: int = Field(0, ge=0)
+    """Of the attention: 4 of query2label, 8 of ml_decoder."""
+    feedforward: int = Field(0, ge=0)
+    """Units of the inner layer: 4 times the width for query2label, 2,048 for ml_decoder."""
+    layers: int = Field(0, ge=0)
+    """Of query2label, in which queries attend to cells: 2. ml_decoder has one."""
+    encoder_layers: int = Field(1, ge=0)
+    """Of query2label, in which cells attend to one another."""
+    groups: int = Field(0, ge=0)
+    """Queries of ml_decoder: 100. With fewer than classes, neighbours in the class list share one, and there are no
+    score maps."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Its draws belong to a rank, so that results depend on the number of ranks, not on a resume; 0: on neither."""
+
+
 class ModelConfig(Section):
     backbone: str = "torchvision:resnet50"
     """`torchvision:NAME`, `timm:NAME`, or `features` for feature shards."""
@@ -137,10 +158,15 @@ class ModelConfig(Section):
     """Where the head's bias starts. prior: an untrained head expects k positives per image, every class by its share of
     the annotated positives (on COCO features better than one constant for all classes, see docs/results.md); default:
     torch's random start, as papers' code has it."""
-    head: Literal["linear", "csra"] = "linear"
+    head: Literal["linear", "csra", "query2label", "ml_decoder"] = "linear"
     """csra: residual attention (Zhu and Wu, ICCV 2021). A class's logit is the mean of its scores over the cells of the
     feature map, plus csra_weight times their mean weighted by a softmax over the cells; the weights of a class are
-    divided by their length, so that only their direction learns. Needs images."""
+    divided by their length, so that only their direction learns. query2label (Liu et al., 2021): a transformer with a
+    learnt query per class; ml_decoder (Ridnik et al., 2021): fixed queries, each for a group of classes. Their score
+    maps are attention: the class's score where it attends most, less elsewhere in proportion. All three need images;
+    head_bias and the decays of the head hold for all, head_norm, bottleneck and boost not for the last two, whose
+    queries are what head_init starts (a query per class)."""
+    decoder: DecoderConfig = DecoderConfig()
     csra_weight: float = Field(0.1, ge=0)
     """λ of csra (published with ResNet-101: VOC 0.1, COCO 0.2 to 0.4)."""
     csra_temperature: float = Field(1.0, gt=0)

@@ -114,6 +114,10 @@ def build_method(body: dict, task: Task) -> Method:
         raise UserError(f"method.name = {name!r} needs tables of scores: {', '.join(needs.scores)}. Make them "
                         "with `lacuna scores`, or read yours with `lacuna import-scores`, and set method.scores to the "
                         "store's URL.")
+    if needs.maps and not task.has_maps:
+        raise UserError(f"method.name = {name!r} needs a score map for every class, but model.head = 'ml_decoder' has "
+                        f"fewer queries than the {task.classes} classes. Set model.decoder.groups={task.classes}, "
+                        "or use another head or method.")
     if (needs.maps or needs.strong_view) and not task.grid:
         wanted = "score maps" if needs.maps else "two views of an image"
         raise UserError(f"method.name = {name!r} needs {wanted}, which feature shards do not have. Use image shards, "

@@ -50,6 +50,8 @@ class Task:
     class_ids: tuple[str, ...] = ()  # stable ids (WNIDs, MIDs), where the dataset has them
     blank: tuple[int, int, int] = (0, 0, 0)  # the colour that the model's normalisation maps to 0
     data: dict[str, str] = field(default_factory=dict)  # fingerprints of the training data's index, labels and subset
+    class_width: int = 0  # W, of the features that the head has of every class; 0 if it has none
+    has_maps: bool = True  # the head gives images a score map for every class
 
 
 class Outputs:
@@ -66,7 +68,8 @@ class Outputs:
 
     @property
     def features(self) -> torch.Tensor:
-        """[B, D, G, G], or [B, D] for feature shards: what the head saw."""
+        """[B, D, G, G], or [B, D] for feature shards: what the head saw; with Needs.class_features [B, L, W]: what it
+        found of every class."""
         return _there(self.parts[2], "features")
 
 
@@ -135,6 +138,7 @@ class Needs:
     full_labels: bool = False
     negatives: bool = False  # at least one verified negative
     maps: bool = False  # score maps in the outputs, hence images
+    class_features: bool = False  # the head's features of every class take the place of the backbone's in the outputs
     strong_view: bool = False  # a second view of every image by data.strong_augment, as batch.strong_view
     same_crop: bool = False  # both views show the same cells: the strong one keeps the first one's crop and flip
     pixels: bool = False  # its loss makes images of its own from those of the batch

@@ -3,9 +3,9 @@
 loss = AN(first view) + λ·PLC, and from `contrast_phase` on + λ_c·contrast; means over the global batch, exact BCE.
 PLC: c = σ(a) + [annotated], without gradient; entries with c ≥ τ or c < 1 − τ count, with target [c ≥ τ], as the mean
 binary cross-entropy of the strong view over them.
-Contrast: features of both views of every entry with c ≥ τ_c enter a queue of 512; supervised contrastive loss over
-its entries × 2 views at temperature T, positives are entries of the same class and the other view; gradients flow
-through this batch's entries only.
+Contrast: class-wise features of both views of every entry with c ≥ τ_c enter a queue of 512; supervised contrastive
+loss over its entries × 2 views at temperature T, positives are entries of the same class and the other view;
+gradients flow through this batch's entries only.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ class LacSettings(Settings):
 
 
 class Lac(Method[LacSettings]):
-    """Label-aware global consistency on the 1×1 head.
+    """Label-aware global consistency.
 
-    Replaced: the published head attends to features with a query per class (Query2Label). Here a class's feature is the
-    mean of the feature map weighted by the softmax of the class's score map over the cells, and two linear layers
-    project it, as published. A verified negative is a negative in every term.
+    With model.head=query2label (or ml_decoder with a query for every class) a class's feature is what its query
+    gathered, as published. With other heads, replaced: it is the mean of the feature map weighted by the softmax of the
+    class's score map over the cells. Two linear layers project it, as published. A verified negative is a negative in
+    every term.
     """
 
     paper = ("Xie et al., Label-Aware Global Consistency for Multi-Label Learning with Single Positive Labels, "
@@ -63,11 +64,13 @@ class Lac(Method[LacSettings]):
     def __init__(self, settings: LacSettings, task: Task):
         super().__init__(settings, task)
         self.queue = Queue.empty(settings.queue, settings.embedding)
-        self.projector = nn.Sequential(nn.Linear(task.width, task.width), nn.ReLU(),
-                                       nn.Linear(task.width, settings.embedding))
+        self.width = task.class_width or task.width
+        self.projector = nn.Sequential(nn.Linear(self.width, self.width), nn.ReLU(),
+                                       nn.Linear(self.width, settings.embedding))
 
     def needs(self) -> Needs:
-        return Needs(maps=True, strong_view=True, whole_batch=True)
+        queries = self.task.class_width > 0
+        return Needs(maps=not queries, class_features=queries, strong_view=True, whole_batch=True)
 
     def module(self) -> nn.Module:
         return self.projector
@@ -86,7 +89,7 @@ class Lac(Method[LacSettings]):
             self.queue, value = self.queue.contrast(entries, settings.temperature)
             terms.coupled = settings.contrast * value
         else:  # every parameter has a gradient on every rank
-            terms.coupled = self.projector(outputs.logits.new_zeros((0, self.task.width))).sum()
+            terms.coupled = self.projector(outputs.logits.new_zeros((0, self.width))).sum()
         return terms
 
     def _entries(self, outputs: Outputs, strong: Outputs, sure: torch.Tensor, threshold: float, step: Step) -> Entries:
@@ -97,7 +100,7 @@ class Lac(Method[LacSettings]):
         if not len(sure):  # the projector still runs: every parameter has a gradient on every rank
             places = places[:0]
         rows, classes = places // sure.shape[1], places % sure.shape[1]
-        views = [F.normalize(self.projector(attended(view, rows, classes)), dim=1) for view in (outputs, strong)]
+        views = [F.normalize(self.projector(self._features(view, rows, classes)), dim=1) for view in (outputs, strong)]
         counts = world.all_gather(chosen.sum())
         # Behind those of the ranks before, as many as were chosen: all that the sum over ranks sees.
         at, mine = shifted(counts[: world.rank].sum(), counts[world.rank], size, size)
@@ -106,6 +109,12 @@ class Lac(Method[LacSettings]):
         classes = F.pad(classes, (0, missing))[at]
         return Entries(world.global_sum(torch.where(mine[:, None, None], features, 0.0)),
                        world.global_sum(torch.where(mine, classes, 0)), counts.sum())
+
+    def _features(self, view: Outputs, rows: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+        """[M, W]: of each (image, class)."""
+        if self.task.class_width:
+            return view.features[rows, classes].to(view.logits.dtype)
+        return attended(view, rows, classes)
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"queue": self.queue.features, "classes": self.queue.classes, "pointer": self.queue.pointer}

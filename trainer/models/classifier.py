@@ -17,6 +17,8 @@ from lacuna.trainer.config.sections import DataConfig, ModelConfig
 from lacuna.trainer.models.attention import Attention
 from lacuna.trainer.models.backbones import SOURCES
 from lacuna.trainer.models.cuts import Cut
+from lacuna.trainer.models.decoders import build_decoder
+from lacuna.trainer.models.decoders.base import Decoder
 from lacuna.trainer.models.head_norm import HeadNorm
 from lacuna.trainer.models.parts import learning, published_names
 from lacuna.trainer.models.weights import is_file, load_weights
@@ -42,7 +44,8 @@ class Classifier(nn.Module):
         self.backbone = backbone
         self.names = names or published_names(backbone, backbone)
         self.neck = nn.Linear(width, config.bottleneck) if config.bottleneck else nn.Identity()
-        self.head = nn.Linear(config.bottleneck or width, classes)
+        self.head: nn.Linear | Decoder = (build_decoder(config, width, classes)
+                                          or nn.Linear(config.bottleneck or width, classes))
         self.head_norm = HeadNorm(config.bottleneck or width) if config.head_norm == "l2" else None
         self.width = width
         self.extra: nn.Module | None = None  # what a method trains beside the head
@@ -56,18 +59,22 @@ class Classifier(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1) * 255, persistent=False)
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1) * 255, persistent=False)
 
-    def forward(self, inputs: torch.Tensor,
-                with_maps: bool = False) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """logits [B, L], score-map logits [B, L, G, G] (None unless asked), and the features themselves."""
-        return self.graph(self, inputs, with_maps)
+    def forward(self, inputs: torch.Tensor, with_maps: bool = False,
+                of_classes: bool = False) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """logits [B, L], score-map logits [B, L, G, G] (None unless asked), and the features themselves; `of_classes`
+        [B, L, W] instead of those of the backbone, for heads that have them."""
+        return self.graph(self, inputs, with_maps, of_classes)
 
     def compile(self, **options) -> None:
         """Only what is computed: DeepSpeed's hooks count steps, and a graph with them would be made anew every time."""
         self.graph = torch.compile(Classifier.outputs, **options)
 
-    def outputs(self, inputs: torch.Tensor,
-                with_maps: bool) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    def outputs(self, inputs: torch.Tensor, with_maps: bool,
+                of_classes: bool = False) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         features = self.features(inputs)
+        if isinstance(self.head, Decoder):
+            scores, attended, gathered = self.head(features, with_maps)
+            return scores, attended, gathered if of_classes else features
         pooled = self.pooled(features)
         factor = None if self.head_norm is None else self.head_norm.factor(pooled)
         of_maps = features.ndim == 4 and (self.boost != 1 or self.attention is not None)
@@ -89,9 +96,20 @@ class Classifier(nn.Module):
         """Float32 logits of pooled vectors [B, D'], or of the cells of feature maps [B, G, G, D']."""
         if self.head_norm is not None and factor is not None:
             x = self.head_norm(x, factor)
+        assert isinstance(self.head, nn.Linear)
         if self.attention is not None:
             return F.linear(x, F.normalize(self.head.weight, dim=1), self.head.bias).float()
         return self.head(x).float()
+
+    @property
+    def class_width(self) -> int:
+        """Of the features that the head has of every class; 0 if it has none."""
+        return self.head.width if isinstance(self.head, Decoder) and self.head.of_classes else 0
+
+    @property
+    def has_maps(self) -> bool:
+        """Whether images have a score map for every class."""
+        return not isinstance(self.head, Decoder) or self.head.of_classes
 
     @property
     def blank(self) -> tuple[int, int, int]:
@@ -153,9 +171,11 @@ def build_model(config: ModelConfig, data: DataConfig, classes: int, feature_wid
         found = "feature vectors" if feature_width else "images"
         raise UserError(f"model.backbone = {config.backbone!r}, but data.train holds {found}. Use 'features' for "
                         "feature shards, and 'torchvision:NAME' or 'timm:NAME' for images.")
-    if config.head == "csra" and (source == "features" or config.boost != 1):
-        raise UserError("model.head = 'csra' attends over score maps: it needs image shards, and model.boost=1. For "
-                        "feature shards use model.head=linear.")
+    if config.head == "csra" and config.boost != 1:
+        raise UserError(f"model.boost = {config.boost} is for model.head=linear; this is 'csra'. Set model.boost=1.")
+    if config.head != "linear" and source == "features":
+        raise UserError(f"model.head = {config.head!r} attends over the cells of a feature map: it needs image shards. "
+                        "For feature shards use model.head=linear.")
     if source == "features" and config.boost != 1:
         raise UserError(f"model.boost = {config.boost} boosts score maps, but data.train holds feature vectors. Use "
                         "image shards, or model.boost=1.")

@@ -42,16 +42,22 @@ def built(trainer: Trainer, config: dict):
     return run
 
 
-@pytest.mark.parametrize(("views", "method", "trainable", "cut", "shape"), [
-    (0, {"name": "an"}, "head", "pooled features", (128,)),
-    (2, {"name": "an"}, "head", "pooled features", (128,)),
-    (2, {"name": "en_scl"}, "head", "feature maps", (128, 8, 8)),
-    (2, {"name": "lac"}, "head", "feature maps", (128, 8, 8)),
-    (2, {"name": "an"}, ["4", "6"], "the input of 4", (64, 16, 16)),
+_QUERIES = {"head": "query2label", "head_norm": "none", "decoder": {"width": 16, "feedforward": 16}}
+
+
+@pytest.mark.parametrize(("views", "method", "model", "trainable", "cut", "shape"), [
+    (0, {"name": "an"}, {}, "head", "pooled features", (128,)),
+    (2, {"name": "an"}, {}, "head", "pooled features", (128,)),
+    (2, {"name": "en_scl"}, {}, "head", "feature maps", (128, 8, 8)),
+    (2, {"name": "lac"}, {}, "head", "feature maps", (128, 8, 8)),
+    (2, {"name": "an"}, {"head": "csra"}, "head", "feature maps", (128, 8, 8)),
+    (2, {"name": "lac"}, _QUERIES, "head", "feature maps", (128, 8, 8)),
+    (2, {"name": "an"}, {}, ["4", "6"], "the input of 4", (64, 16, 16)),
 ])
-def test_outputs_are_those_of_the_images_in_the_same_order(trainer, scenes, tmp_path, views, method, trainable,
+def test_outputs_are_those_of_the_images_in_the_same_order(trainer, scenes, tmp_path, views, method, model, trainable,
                                                            cut, shape):
-    run = built(trainer, body(scenes, tmp_path, "run", {"views": views}, method, trainable=trainable))
+    config = body(scenes, tmp_path, "run", {"views": views}, method, trainable=trainable)
+    run = built(trainer, {**config, "model": {**config["model"], **model}})
     run.model.set_trainable(tuple(trainable) if isinstance(trainable, list) else trainable)
     cache = Cache(run, 0, run.config.phases[0].cache)
     assert (cache.views.fixed.cut, cache.views.fixed.shape) == (cut, shape)

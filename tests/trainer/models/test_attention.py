@@ -53,10 +53,12 @@ def test_with_the_norm_and_a_bottleneck():
     torch.testing.assert_close(logits, maps.mean((2, 3)))
 
 
-@pytest.mark.parametrize(("backbone", "boost", "width"), [("features", 1.0, 8), ("lacuna:tiny", 5.0, 0)])
-def test_what_it_needs(backbone, boost, width):
+@pytest.mark.parametrize(("backbone", "boost", "width", "words"), [
+    ("features", 1.0, 8, r"model.head = 'csra' attends over the cells of a feature map: it needs image shards"),
+    ("lacuna:tiny", 5.0, 0, r"model.boost = 5.0 is for model.head=linear; this is 'csra'")])
+def test_what_it_needs(backbone, boost, width, words):
     config = ModelConfig(backbone=backbone, head="csra", boost=boost)
-    with pytest.raises(UserError, match=r"model.head = 'csra' attends over score maps: it needs image shards"):
+    with pytest.raises(UserError, match=words):
         build_model(config, DataConfig(train={"url": "x"}, image_size=32), 3, width)
     data = DataConfig(train={"url": "x"}, image_size=32)
     built = build_model(ModelConfig(backbone="lacuna:tiny", head="csra"), data, 3, 0)
