@@ -22,7 +22,7 @@ from lacuna.basics.errors import UserError
 from lacuna.basics.flag_text import flag_lines
 from lacuna.basics.json_text import parse_json
 from lacuna.basics.npy_header import alone
-from lacuna.data_pipelines.index import INDEX_NAME, ShardIndex, names_in
+from lacuna.data_pipelines.index import INDEX_NAME, ShardIndex, names_in, opening
 
 GROUPS_VERSION = 1
 
@@ -59,20 +59,14 @@ class Groups:
     def load(cls, index: ShardIndex, name: str) -> Groups:
         where = _url(index, name, ".json")
         again = f"Make them again with `lacuna annotate {index.url} --scheme groups`."
-        try:
+        make = f"Make them with `lacuna annotate {index.url} --scheme groups`."
+        with opening(index, "groups", name, "groups", make, again):
             body = parse_json(storage.read_bytes(where))
             made_for, fingerprint, version = body["index_fingerprint"], body["fingerprint"], body["version"]
             data = storage.read_bytes(_url(index, name, ".npy"))
             numbers = alone(lambda: np.load(io.BytesIO(data), allow_pickle=False))
             groups = cls(index, name, numbers, dict(body["source"]))
             fits = groups.numbers.shape == (index.samples,) and groups.fingerprint == fingerprint
-        except FileNotFoundError:
-            raise UserError(f"{where}: no groups named {name!r}; there are {group_names(index) or 'none'}. Make them "
-                            f"with `lacuna annotate {index.url} --scheme groups`.") from None
-        except (KeyError, TypeError, ValueError, OverflowError, EOFError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"{where}: damaged ({type(error).__name__}: {error}). {again}") from None
         if version != GROUPS_VERSION:
             raise UserError(f"{where}: version {version!r}, this program reads version {GROUPS_VERSION}. {again}")
         if made_for != index.fingerprint or not fits:

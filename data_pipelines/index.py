@@ -12,8 +12,10 @@ Every simulated annotation is another sidecar over the same tars.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -176,18 +178,12 @@ class Sidecar:
     @classmethod
     def load(cls, index: ShardIndex, name: str) -> Sidecar:
         where = storage.join(index.url, "labels", name + ".json")
-        try:
+        with opening(index, "labels", name, "label sidecar", f"Make one with `lacuna annotate {index.url}`.",
+                     "Make the sidecar again."):
             body = parse_json(storage.read_bytes(where))
             fits = body["index_fingerprint"] == index.fingerprint
             sidecar = cls(index, name, UNLISTED_WORDS[body["unlisted"]], np.array(body["positives"], np.int64),
                           np.array(body["negatives"], np.int64), [str(h) for h in body["hashes"]], dict(body["source"]))
-        except FileNotFoundError:
-            raise UserError(f"{where}: no label sidecar named {name!r}; there are {sidecar_names(index) or 'none'}. "
-                            f"Make one with `lacuna annotate {index.url}`.") from None
-        except UserError:
-            raise  # of the storage
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise UserError(f"{where}: damaged ({type(error).__name__}: {error}). Make the sidecar again.") from None
         if not fits or len(sidecar.hashes) != len(index.shards):
             raise UserError(f"{where}: made for another index than {index.url}/{INDEX_NAME} "
                             f"({index.fingerprint}). Make the sidecar again.")
@@ -239,6 +235,21 @@ def names_in(index: ShardIndex, folder: str) -> list[str]:
     """Of what has a description NAME.json in a folder beside the index."""
     names = storage.list_names(storage.join(index.url, folder))
     return [n.removesuffix(".json") for n in names if n.endswith(".json")]
+
+
+@contextlib.contextmanager
+def opening(index: ShardIndex, folder: str, name: str, kind: str, make: str, again: str) -> Iterator[None]:
+    """While such a description and its data are read: what is said if they are not there, or not what was written."""
+    where = storage.join(index.url, folder, name + ".json")
+    try:
+        yield
+    except FileNotFoundError:
+        raise UserError(f"{where}: no {kind} named {name!r}; there are {names_in(index, folder) or 'none'}. "
+                        f"{make}") from None
+    except UserError:
+        raise  # of the storage
+    except (KeyError, TypeError, ValueError, OverflowError, EOFError) as error:
+        raise UserError(f"{where}: damaged ({type(error).__name__}: {error}). {again}") from None
 
 
 def _labels_url(index: ShardIndex, name: str, shard: int) -> str:

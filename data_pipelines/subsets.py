@@ -16,7 +16,7 @@ import numpy as np
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.basics.json_text import parse_json
-from lacuna.data_pipelines.index import INDEX_NAME, ShardIndex, names_in
+from lacuna.data_pipelines.index import INDEX_NAME, ShardIndex, names_in, opening
 
 SUBSET_VERSION = 1
 
@@ -74,19 +74,13 @@ class Subset:
     def load(cls, index: ShardIndex, name: str) -> Subset:
         where = _url(index, name, ".json")
         again = f"Make it again with `lacuna annotate {index.url}`."
-        try:
+        make = f"Make `train` and `val` with `lacuna annotate {index.url} --scheme val_split`."
+        with opening(index, "subsets", name, "subset", make, again):
             body = parse_json(storage.read_bytes(where))
             made_for, fingerprint = body["index_fingerprint"], body["fingerprint"]
             if body["version"] != SUBSET_VERSION:
                 raise UserError(f"{where}: version {body['version']!r}, this program reads version {SUBSET_VERSION}.")
             subset = cls(index, name, storage.read_bytes(_url(index, name, ".bin")), dict(body["source"]))
-        except FileNotFoundError:
-            raise UserError(f"{where}: no subset named {name!r}; there are {subset_names(index) or 'none'}. "
-                            f"Make `train` and `val` with `lacuna annotate {index.url} --scheme val_split`.") from None
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"{where}: damaged ({type(error).__name__}: {error}). {again}") from None
         if made_for != index.fingerprint:
             raise UserError(f"{where}: made for another index than {index.url}/{INDEX_NAME} "
                             f"({index.fingerprint}). {again}")

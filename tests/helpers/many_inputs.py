@@ -106,12 +106,12 @@ def all_targets() -> list[tuple[str, str]]:
     return found
 
 
-def main(count: int, folder: Path) -> int:
+def main(count: int, folder: Path, first: int = 0) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "pieces.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     done, total = {(line["target"], line["first"]) for line in lines}, PIECE * len(lines)
-    problems, first = [problem for line in lines for problem in line["problems"]], 0
+    problems = [problem for line in lines for problem in line["problems"]]
     targets = all_targets()
     while total < count:
         for module, target in targets:
@@ -139,7 +139,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("count", type=int, nargs="?", default=1_000_000)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--first", type=int, default=0, help="number of the first input of every target: others than "
+                        "an earlier folder's")
     parser.add_argument("--target")
     parser.add_argument("--number", type=int)
     args = parser.parse_args()
-    sys.exit(once(args.target, args.number) if args.target else main(args.count, args.folder))
+    sys.exit(once(args.target, args.number) if args.target else main(args.count, args.folder, args.first))

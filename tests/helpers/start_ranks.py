@@ -32,7 +32,7 @@ def main(ranks: int, port: str, script: str, *arguments: str) -> int:
         return max(map(abs, codes))  # type: ignore[arg-type]
     first = next(code for code in codes if code)
     tell(signal.SIGTERM)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while any(child.poll() is None for child in children) and time.monotonic() < end:
         time.sleep(0.05)
     tell(signal.SIGKILL)

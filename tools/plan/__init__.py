@@ -50,9 +50,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = load_config(args.config, args.overrides)
-    plan = make_plan(config, args.ranks, args.ranks_per_node or args.ranks, args.seconds)
-    print(json.dumps(plan) if args.json else as_text(plan))
-    return 1 if plan["problems"] else 0
+    estimate = make_estimate(config, args.ranks, args.ranks_per_node or args.ranks, args.seconds)
+    print(json.dumps(estimate) if args.json else as_text(estimate))
+    return 1 if estimate["problems"] else 0
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Shape:
         return 1 + kept + (1 if self.val_samples else 0)
 
 
-def make_plan(config: Config, ranks: int, per_node: int, seconds: float) -> dict:
+def make_estimate(config: Config, ranks: int, per_node: int, seconds: float) -> dict:
     shape = Shape.of(config, ranks)
     measured = None
     problems = _budget_problems(shape)
@@ -122,7 +122,7 @@ def make_plan(config: Config, ranks: int, per_node: int, seconds: float) -> dict
             measured = calibrate(config, shape.source, ranks, seconds, folder)
     fields = _fields(shape, measured)
     state = sum(field["bytes"] for field in fields)
-    plan = {
+    estimate = {
         "samples": int(shape.source.counts.sum()), "shards": len(shape.source.index.shards),
         "classes": shape.source.classes, "ranks": ranks, "calibrated": measured is not None,
         "phases": [{"name": phase.name, "epochs": phase.epochs, "steps_per_epoch": epoch.steps,
@@ -135,7 +135,7 @@ def make_plan(config: Config, ranks: int, per_node: int, seconds: float) -> dict
         "io_per_epoch": _io(shape, state, measured),
         "seconds": _seconds(shape, measured),
     }
-    return {**plan, "problems": problems + _space_problems(shape, plan, per_node)}
+    return {**estimate, "problems": problems + _space_problems(shape, estimate, per_node)}
 
 
 def _fields(shape: Shape, measured: Calibration | None) -> list[dict]:
@@ -201,9 +201,9 @@ def _budget_problems(shape: Shape) -> list[str]:
             "or make smaller shards."]
 
 
-def _space_problems(shape: Shape, plan: dict, per_node: int) -> list[str]:
+def _space_problems(shape: Shape, estimate: dict, per_node: int) -> list[str]:
     found = []
-    config, disk = shape.config, plan["disk"]
+    config, disk = shape.config, estimate["disk"]
     state_url = config.train.state_url or os.path.join(config.folder, "state")
     for what, needed, url, advice in (
             ("state", disk["state_peak"], state_url,
@@ -213,7 +213,7 @@ def _space_problems(shape: Shape, plan: dict, per_node: int) -> list[str]:
         free = free_disk(url)
         if free is not None and needed > free:
             found.append(f"{what}: {_size(needed)} at the worst moment, {url} has {_size(free)} free: {advice}.")
-    ram, there = plan["ram_per_rank"], _available_ram()
+    ram, there = estimate["ram_per_rank"], _available_ram()
     if ram and ram["total"] * per_node > there:
         found.append(f"memory: {per_node} ranks of {_size(ram['total'])} on a node that has {_size(there)} available: "
                      "lower train.state_budget_mb (to what a rank leases at a time), set train.micro_batch, or put "
@@ -227,20 +227,20 @@ def _available_ram() -> int:
     return int(line.split()[1]) * 1024
 
 
-def as_text(plan: dict) -> str:
-    io, disk, ram, seconds = plan["io_per_epoch"], plan["disk"], plan["ram_per_rank"], plan["seconds"]
-    lines = [f"{plan['samples']:,} samples of {plan['classes']:,} classes in {plan['shards']:,} shards, "
-             f"{plan['ranks']} ranks"]
+def as_text(estimate: dict) -> str:
+    io, disk, ram, seconds = estimate["io_per_epoch"], estimate["disk"], estimate["ram_per_rank"], estimate["seconds"]
+    lines = [f"{estimate['samples']:,} samples of {estimate['classes']:,} classes in {estimate['shards']:,} shards, "
+             f"{estimate['ranks']} ranks"]
     lines += [f"phase {p['name']}: {p['epochs']} epochs of {p['steps_per_epoch']:,} steps = {p['steps']:,} steps"
-              for p in plan["phases"]]
-    kind = "compressed" if plan["calibrated"] else "before compression"
-    for field in plan["fields"]:
+              for p in estimate["phases"]]
+    kind = "compressed" if estimate["calibrated"] else "before compression"
+    for field in estimate["fields"]:
         shape = " × ".join(map(str, field["shape"]))
         lines.append(f"state field {field['name']}: {field['dtype']} [{shape}], {field['bytes_per_sample']:,} bytes a "
                      f"sample, {_size(field['bytes'])} {kind}")
     lines += [f"cache of phase {c['phase']}: {c['cut']} [{' × '.join(map(str, c['shape']))}] at half precision, "
               f"{c['views']} views (training, validation, test), {c['bytes_per_sample']:,} bytes a sample and view, "
-              f"{_size(c['bytes'])}, of which {_size(c['bytes_there'])} are there" for c in plan["caches"]]
+              f"{_size(c['bytes'])}, of which {_size(c['bytes_there'])} are there" for c in estimate["caches"]]
     lines.append(f"disk: state {_size(disk['state'])} ({_size(disk['state_peak'])} at the worst moment), checkpoints "
                  f"{_size(disk['checkpoints_peak'])}")
     if ram:
@@ -249,15 +249,15 @@ def as_text(plan: dict) -> str:
     lines.append(f"I/O per epoch: data {_size(io['data_read'])}, state {_size(io['state_read'])} read and "
                  f"{_size(io['state_written'])} written, checkpoints {_size(io['checkpoints_written'])}")
     if seconds:
-        each = zip(plan["phases"], seconds["step"], seconds["epoch"], strict=True)
+        each = zip(estimate["phases"], seconds["step"], seconds["epoch"], strict=True)
         lines += [f"time of phase {phase['name']}: {step:.3f} s a step, {clock(epoch)} an epoch"
                   for phase, step, epoch in each]
-        most = "at most " if plan["caches"] else ""
+        most = "at most " if estimate["caches"] else ""
         lines.append(f"time: {most}{clock(seconds['run'])} in all, evaluation not counted")
-        if plan["caches"]:
+        if estimate["caches"]:
             lines.append("time: epochs that find the cache full take a small part of the seconds given here, which "
                          "are those of filling it")
-    lines += [f"DOES NOT FIT: {problem}" for problem in plan["problems"]] or ["everything fits"]
+    lines += [f"DOES NOT FIT: {problem}" for problem in estimate["problems"]] or ["everything fits"]
     return "\n".join(lines)
 
 

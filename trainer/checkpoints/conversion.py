@@ -46,7 +46,7 @@ def load_engine(engine, checkpoint: Checkpoint, world: World, on_every_node: boo
         if done.returncode:
             raise RuntimeError(f"ds_to_universal failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     world.barrier()
-    with _nothing_in_empty_groups(engine.optimizer):
+    with _empty_groups_allowed(engine.optimizer):
         _load(engine, folder)
     _load_buffers(engine.module, checkpoint)
     world.barrier()
@@ -68,20 +68,24 @@ class _Nothing:
 
 
 @contextlib.contextmanager
-def _nothing_in_empty_groups(optimizer) -> Iterator[None]:
+def _empty_groups_allowed(optimizer) -> Iterator[None]:
     """DeepSpeed takes the step number of a group's first own parameter, and fails where a rank's part of a group is
     padding only: a bias of 10 classes is 4, 4, 2 and 0 numbers on four ranks."""
-    empty = [group for group in optimizer.bit16_groups if all(one._hp_mapping is None for one in group)]
-    nothing = _Nothing()
+    nothing, load = _Nothing(), optimizer.load_hp_checkpoint_state_from_checkpoint_dir
+
+    def load_groups(groups: str, folder: str) -> None:
+        optimizer.groups_to_load = [
+            group if any(parameter._hp_mapping is not None for parameter in group) else [nothing]
+            for group in getattr(optimizer, groups)]
+        load("groups_to_load", folder)
+
     optimizer.param_names[nothing] = "nothing"
-    for group in empty:
-        group.append(nothing)
+    optimizer.load_hp_checkpoint_state_from_checkpoint_dir = load_groups
     try:
         yield
     finally:
-        del optimizer.param_names[nothing]
-        for group in empty:
-            group.remove(nothing)
+        del optimizer.load_hp_checkpoint_state_from_checkpoint_dir, optimizer.param_names[nothing]
+        vars(optimizer).pop("groups_to_load", None)
 
 
 def _load_buffers(model: torch.nn.Module, checkpoint: Checkpoint) -> None:

@@ -16,14 +16,13 @@ from tests.helpers.run_configs import config
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stage", ["zero1", "zero2"])
-def test_ranks_with_nothing_of_a_group(digit_shards, tmp_path, stage):
+def test_ranks_with_nothing_of_a_group(digit_shards, tmp_path):
     """A head of ten classes whose bias is a group of its own: ten numbers, of which the last of 4 ranks has none."""
     def body(name: str) -> dict:
         made = config(digit_shards, name)
         made["data"] |= {"val": None, "test": None}
         made["phases"] = [{**made["phases"][0], "epochs": 2, "weight_decay": 0.01}]
-        made["train"] |= {"deepspeed": stage, "ema_decay": 0.0}
+        made["train"] |= {"deepspeed": "zero1", "ema_decay": 0.0}
         return made
 
     peace = Launch(body("peace"), tmp_path, 2)
