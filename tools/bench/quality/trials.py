@@ -115,7 +115,7 @@ TUNED = {
 _PARTIAL = {**{name: TUNED[name] for name in ("oracle", "an", "softmax", "en", "role")},
             "selection": _tuned("selection", {"shown": "independent"})}
 # What is chosen for them above, and how much 300 fully labelled training images count beside.
-_WITH_FULL = {"an": (1e-3, 0.03), "softmax": (1e-3, 0.03), "selection": (2e-3, 0.01)}
+_WITH_FULL = {"an": (1e-3, 0.03), "softmax": (1e-3, 0.03), "selection": (1e-3, 0.01)}
 FULL300 = {name: [{"lr": lr, "decay": decay, "method": {"name": name}, "full_weight": weight}
                   for weight in (0.01, 0.03, 0.1)] for name, (lr, decay) in _WITH_FULL.items()}
 ANNOTATIONS = {
