@@ -9,6 +9,7 @@ DIR (or LACUNA_EVAL_DATA) holds coco_features/ and coco_photos/. Sets:
   features_full300  the tuned recipe with 300 fully labelled images in the loss
   fpc300     the same features, 300 positives and 300 negatives of every class annotated (CSL)
   pos10      the same features, 10 % of the positives and about as many negatives annotated (Soft Exposure)
+  fpc300_tuned, pos10_tuned  the same two with the head's recipe, a few methods
   photos     heads on a frozen EfficientNet-lite0 over random-resized crops, one positive per image (EN, CL, SCL)
   photos_last    the same crops; after a warm-up the last blocks learn with the head (AN, EN, EN+SCL)
   photos_tuned   as photos, with the head's recipe for every method

@@ -111,14 +111,23 @@ TUNED = {
     "splc": _tuned("splc"),
     "asl": _tuned("asl", {"gamma_positive": 0.0}, {"gamma_positive": 1.0}),
 }
+# Where every positive is shown or hidden on its own.
+_PARTIAL = {**{name: TUNED[name] for name in ("oracle", "an", "softmax", "en", "role")},
+            "selection": _tuned("selection", {"shown": "independent"})}
 # What is chosen for them above, and how much 300 fully labelled training images count beside.
-_WITH_FULL = {"an": (1e-3, 0.03), "softmax": (1e-3, 0.03), "selection": (2e-3, 0.01)}
+_WITH_FULL = {"an": (1e-3, 0.03), "softmax": (1e-3, 0.03), "selection": (1e-3, 0.01)}
 FULL300 = {name: [{"lr": lr, "decay": decay, "method": {"name": name}, "full_weight": weight}
                   for weight in (0.01, 0.03, 0.1)] for name, (lr, decay) in _WITH_FULL.items()}
 ANNOTATIONS = {
     "features": Annotation("single", SINGLE, "an"),
     "features_tuned": Annotation("single", TUNED, "an", tuned=True),
     "features_full300": Annotation("single", FULL300, "an", tuned=True),
+    "fpc300_tuned": Annotation("fpc300", {
+        **_PARTIAL, "csl": _tuned("csl", {"mode": "negative", **_PLAIN}, {"mode": "negative", **_FOCAL}),
+    }, "an", tuned=True),
+    "pos10_tuned": Annotation("pos10", {
+        **_PARTIAL, "se": _tuned("se", {}, {"positive_weight": 5.0}),
+    }, "an", tuned=True),
     "fpc300": Annotation("fpc300", {
         "oracle": _ORACLE,
         # A class prior is a mean of probabilities, so both models that it is estimated with are trained with plain

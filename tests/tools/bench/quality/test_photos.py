@@ -16,6 +16,7 @@ from lacuna.basics.errors import UserError
 from lacuna.tools.bench.quality.data import prepare
 from lacuna.tools.bench.quality.lite0 import LITE0_LAST, lite0_weights
 from lacuna.tools.bench.quality.photos import PhotoRows, PhotoSet
+from lacuna.tools.run_files import run_config
 from lacuna.tools.trials.crew import CrewSettings
 from lacuna.trainer.config.sections import DataConfig, ModelConfig
 from lacuna.trainer.models.classifier import build_model
@@ -85,6 +86,16 @@ def test_the_last_blocks_learn_after_the_warm_up(shards, tmp_path):
     before, after = (weights(Path(row.folders[0])) for row in (fixed, learnt))
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert {name.split(".")[1] for name in changed if name.startswith("backbone.")} == {"4", "6"}
+
+
+def test_the_tuned_protocol_is_the_same_head_for_all(shards, tmp_path):
+    rows = rows_in(shards, tmp_path)
+    tried = {name: [{"lr": 1e-3, "decay": 0.08, "method": {"name": name}}] for name in ("an", "softmax")}
+    found = rows.train("photos_tuned", PhotoSet(tried, tuned=True), list(tried), range(1))
+    bodies = {name: run_config(row.folders[0]) for name, row in found.items()}
+    assert {(body.model.head_bias, body.model.head_norm) for body in bodies.values()} == {("prior", "l2")}
+    decays = {name: [phase.head_weight_decay for phase in body.phases] for name, body in bodies.items()}
+    assert decays == {"an": [0.08 / CLASSES], "softmax": [0.08]}  # a mean over classes, and a sum
 
 
 def test_the_two_parts_are_the_whole_backbone():

@@ -118,6 +118,8 @@ def test_every_method_has_the_same_number_of_trials():
     assert {"oracle", "an", "role", "en_cl", "mime"} <= set(ANNOTATIONS["features"].trials)
     assert {"oracle", "an", "selection", "softmax", "role", "en"} <= set(ANNOTATIONS["features_tuned"].trials)
     assert {"an_scl", "en_scl"} <= on_photos
+    for name in ("fpc300_tuned", "pos10_tuned"):
+        assert {"oracle", "an", "selection"} <= set(ANNOTATIONS[name].trials)
     for name, annotation in ANNOTATIONS.items():
         number = 3 if name == "features_full300" else 8 if annotation.tuned else 6
         assert {len(trials) for trials in annotation.trials.values()} == {number}
