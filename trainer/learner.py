@@ -10,6 +10,7 @@ import torch
 from lacuna.basics.hashing import mix
 from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.accumulate import carried, check_two_forwards, gather_outputs
+from lacuna.trainer.alone import Alone
 from lacuna.trainer.engine import BatchSplit
 from lacuna.trainer.evaluate import autocast, model_inputs
 from lacuna.trainer.fully_labelled import Further
@@ -24,7 +25,8 @@ class Learner:
     """Of one phase. A rank's share is cut into micro-batches; a loss with a batch-coupled term sees them as one."""
 
     def __init__(self, run: Run, engine, split: BatchSplit):
-        self.run, self.engine, self.split = run, engine, split
+        self.run, self.split = run, split
+        self.engine = Alone(engine) if Alone.suits(run.config, run.world) else engine
         self.two_forwards = run.method.needs().whole_batch and split.pieces > 1
         needs = run.method.needs()
         self.with_maps, self.of_classes = needs.maps, needs.class_features

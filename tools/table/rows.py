@@ -38,8 +38,9 @@ class RowWork:
         return config if test else config.model_copy(update={"data": config.data.model_copy(update={"test": None})})
 
     def choose(self) -> None:
-        """By validation mAP; of equals the first."""
-        scored = {i: outcome.score for i, outcome in self.tried.items() if outcome.score is not None}
+        """By validation mAP; of equals the first. One that diverged after a good epoch would do so again."""
+        scored = {i: outcome.score for i, outcome in self.tried.items()
+                  if outcome.score is not None and outcome.status != "failed"}
         if scored:
             self.chosen = max(sorted(scored), key=lambda i: scored[i])  # type: ignore[arg-type, return-value]
         else:

@@ -15,6 +15,7 @@ from lacuna.tools.cli import main
 from lacuna.tools.table.rows import RowWork
 from lacuna.tools.table.work import TableWork
 from lacuna.tools.trials.crew import work_through
+from lacuna.tools.trials.job import Outcome
 from lacuna.tools.trials.ledger import Ledger
 from lacuna.trainer.config.files import load_config, read_body, read_table
 from lacuna.trainer.config.tables import pick, searched
@@ -98,6 +99,20 @@ def test_rows_seeds_search_and_a_kill(table, tmp_path):
     assert not (tmp_path / "runs/an_found/try-00/checkpoints").exists()
     assert (tmp_path / "runs/an_found/try-00/metrics.jsonl").exists()
     assert (tmp_path / "runs/an_found/try-01/checkpoints").exists()
+
+
+def test_a_setting_that_diverged_is_not_chosen(table):
+    """Also if its first epoch was the best of all."""
+    whole = read_table(str(table))
+    assert whole
+    row = RowWork("an_found", pick(whole, "an_found", "t").row, {}, searched(whole, "an_found"), "t")
+    row.tried = {0: Outcome("finished", 40.0), 1: Outcome("failed", 60.0, reason="the loss is nan")}
+    row.choose()
+    assert (row.chosen, row.missing) == (0, None)
+    row.tried[0], row.chosen = Outcome("failed", reason="no room"), None
+    row.choose()
+    assert row.chosen is None
+    assert row.missing == "every setting of the search failed; the first: no room"
 
 
 def test_the_command(table, tmp_path, capsys):

@@ -3,6 +3,7 @@ end is an outcome."""
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,17 @@ def test_relative_paths_are_the_drivers(folder, tmp_path, monkeypatch):
     away = perform(replace(made, cwd="/not/there"))
     assert away.status == "refused"
     assert "/not/there: no such folder" in away.reason
+
+
+def test_a_launcher_of_others_is_no_concern(folder, monkeypatch):
+    """Ray's workers inherit the variables of the process that started Ray, which may be a rank of something."""
+    if torch.distributed.is_initialized():
+        pytest.skip("this process is in a group of its own by now")
+    inherited = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    for name, value in inherited.items():
+        monkeypatch.setenv(name, value)
+    assert perform(replace(job(folder, "inherited"), epochs=1)).status == "paused"
+    assert {name: os.environ[name] for name in inherited} == inherited
 
 
 def test_ways_to_end(folder, tmp_path):

@@ -4,11 +4,13 @@ pretended device that holds real values, with the real loop, store and DeepSpeed
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lacuna.basics.places import CONFIGS
 from lacuna.trainer.methods import METHODS
 from lacuna.trainer.priors import write_prior
 from tests.helpers import launching, pretended_device
@@ -33,6 +35,9 @@ VARIANTS: dict[str, tuple[str, dict, dict]] = {
     "se-median": ("se", {"nearest": "median", "side": "negative", "normalize": "separate"}, {}),
     "an-pieces": ("an", {}, {"micro_batch": 5, "ema_decay": 0.9}),
     "an-clip": ("an", {}, {"clip_norm": 0.01}),
+    # Several ranks and files of one's own use DeepSpeed's engine as it is; the others do without its wrappers.
+    "an-engine": ("an", {}, {"deepspeed": "own.json", "micro_batch": 5, "clip_norm": 0.01}),
+    "role-engine": ("role", {}, {"deepspeed": "own.json"}),
 }
 
 
@@ -43,6 +48,7 @@ def folder(tmp_path_factory) -> Path:
     make_data(folder)
     np.save(folder / "relation.npy", np.full((10, 10), 0.1, np.float32))
     write_prior(str(folder / "prior.csv"), "0123456789", np.arange(10) / 10)
+    shutil.copy(Path(CONFIGS) / "deepspeed" / "zero0.json", folder / "own.json")
     for device in (pretended_device.NAME, "cpu"):
         jobs = folder / f"{device}.json"
         jobs.write_text(json.dumps(configs(folder, device)))
@@ -64,6 +70,8 @@ def configs(folder: Path, device: str) -> list[dict]:
         body["name"], body["run_folder"] = name, str(folder / device)
         body["method"] |= settings
         body["train"] |= {"log_every": 1000, **train}
+        if "deepspeed" in train:
+            body["train"]["deepspeed"] = str(folder / train["deepspeed"])
         found.append(body)
     assert set(SETTINGS) <= set(METHODS)
     return found
