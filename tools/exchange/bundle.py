@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.basics.json_text import parse_json
-from lacuna.data_pipelines.index import UNLISTED_WORDS, ShardIndex
+from lacuna.data_pipelines.index import UNLISTED_WORDS
 from lacuna.data_pipelines.labels import POSITIVE
 from lacuna.data_pipelines.source import ShardSource
 

@@ -43,7 +43,8 @@ async function load(view, cls, to) {
     const found = await talk.list(view, cls, Math.max(0, to - PAGE / 2), PAGE);
     Object.assign(state, { view, cls, items: found.items, total: found.total, next: found.next, decided: found.decided, counts: found.counts, place: to });
     if (state.items.length) state.place = (current() && current().place >= to ? current() : state.items.at(-1)).place;
-    say(found.items.length ? "" : found.total ? "Others are at work on what is left here." : "Nothing here.");
+    say(found.items.length ? "" : found.total ? "Others are at work on what is left here." : view === "questions" ? "No questions yet: lacuna select RUN chooses them." : "Nothing here.");
+    document.querySelector(`[data-view="${CSS.escape(view)}"]`)?.scrollIntoView({ block: "nearest", inline: "nearest" });
   } catch (error) { say(error.message); }
   draw();
 }
@@ -120,6 +121,7 @@ function mode(name) { state.mode = name; draw(); }
 function fold(closed) {
   document.body.classList.toggle("open", !closed);
   at("menu").setAttribute("aria-expanded", String(!closed));
+  at("menu").textContent = closed ? "☰ classes" : "✕ close";
 }
 
 function progress() {

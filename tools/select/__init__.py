@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> None:
         questions = ask(trained, source, decisions_of(trained.run, source.sidecar)[0], args)
     home = os.path.join(output_folder(trained.run), "explore")
     facts = {"by": args.by, "of": args.questions, "questions_asked": len(questions),
-             "classes": len(np.unique(questions.classes)), "images": len({entry[:2] for entry in questions.entries()}), "labels": source.sidecar.name,
+             "classes": len(np.unique(questions.classes)), "labels": source.sidecar.name,
+             "images": len({entry[:2] for entry in questions.entries()}),
              "expected_positives": round(float(questions.scores.sum()), 1)}
     save(questions, source.index, args.out, home, source.sidecar.name, facts)
     print(json.dumps({**facts, "out": args.out}) if args.json else
