@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv-exchange"
-_PACKAGES = ("datasets", "pycocotools", "Pillow")
+_PACKAGES = ("datasets", "pycocotools", "Pillow", "label-studio-sdk", "fiftyone")
 
 
 def install() -> str | None:
@@ -20,12 +20,13 @@ def install() -> str | None:
     python, done = VENV / "bin" / "python", VENV / ".installed"
     with open(ROOT / ".venv-exchange.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs may want it at once
-        for command in () if done.exists() else ([sys.executable, "-m", "venv", str(VENV)],
+        have = done.exists() and done.read_text() == " ".join(_PACKAGES)  # others were wanted before
+        for command in () if have else ([sys.executable, "-m", "venv", str(VENV)],
                                                  [str(python), "-m", "pip", "install", "--quiet", *_PACKAGES]):
             made = subprocess.run(command, capture_output=True, text=True)
             if made.returncode:
                 return f"{' '.join(command[1:])}: {made.stderr.strip().splitlines()[-1:]}"
-        done.touch()
+        done.write_text(" ".join(_PACKAGES))
     return None
 
 

@@ -1,6 +1,7 @@
 """Labels, decisions and suggestions to and from the tools that annotators use.
 
   lacuna exchange write label_studio shards/train --labels single --suggestions s.csv --images --out tasks
+  lacuna exchange write label_studio shards/train --labels single --suggestions questions.csv --only-suggested --out ask
   lacuna exchange write coco shards/train --decisions runs/my-run --out coco      with what was decided in explore
   lacuna exchange write hugging_face shards/train --beliefs runs/my-run --at-least 0.7 --out hf
   lacuna exchange read label_studio tasks --shards shards/train --sidecar reviewed --base single
@@ -23,7 +24,7 @@ from lacuna.data_pipelines.index import UNLISTED_WORDS, ShardIndex
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.exchange import coco, fiftyone, hugging_face, label_studio, tables, voc
 from lacuna.tools.exchange.bundle import IMAGES, Bundle, bundle_of, copy_images, read_about, write_about
-from lacuna.tools.exchange.taking import beliefs_of, decided_of, read_suggestions, take
+from lacuna.tools.exchange.taking import beliefs_of, decided_of, read_suggestions, suggested_keys, take
 
 FORMATS: dict[str, ModuleType] = {"coco": coco, "csv": tables, "fiftyone": fiftyone, "hugging_face": hugging_face,
                                   "label_studio": label_studio, "voc": voc}
@@ -37,6 +38,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     write.add_argument("--out", required=True, metavar="DIR", help="folder for the files")
     write.add_argument("--labels", default="labels", metavar="NAME", help="sidecar (default: labels)")
     write.add_argument("--suggestions", metavar="FILE", help="table of `lacuna suggest` or `lacuna select`")
+    write.add_argument("--only-suggested", action="store_true", help="only the samples that --suggestions or --beliefs "
+                       "name, in that order: tasks for people")
     write.add_argument("--beliefs", metavar="RUN", help="suggest what the newest state of a run believes")
     write.add_argument("--at-least", type=float, default=0.5, help="--beliefs: the lowest one to suggest (default 0.5)")
     write.add_argument("--decisions", metavar="RUN", help="lay over the labels what `lacuna explore RUN` decided")
@@ -68,9 +71,14 @@ def _write(args: argparse.Namespace) -> dict:
     suggested = read_suggestions(args.suggestions, source) if args.suggestions else {}
     if args.beliefs:
         suggested |= beliefs_of(args.beliefs, source, args.at_least)
+    if args.only_suggested and not suggested:
+        raise UserError("--only-suggested: nothing is suggested. Name a table with --suggestions, or a run with "
+                        "--beliefs and a lower --at-least.")
     if args.images and source.index.kind != "image":
         raise UserError("--images: the shards hold feature vectors. Leave it out.")
     bundle = bundle_of(source, decided_of(args.decisions, source) if args.decisions else {}, suggested)
+    if args.only_suggested:
+        bundle = bundle.only(suggested_keys(suggested, source))
     write_format(args.format, bundle, args.out, source if args.images else None, args.image_url)
     return {"out": args.out, **_counts(bundle)}
 
@@ -85,7 +93,7 @@ def write_format(form: str, bundle: Bundle, out: str, pictures: ShardSource | No
         FORMATS[form].write(bundle, out)
     write_about(bundle, out, form)
     if pictures is not None and form != "hugging_face":
-        copy_images(out, pictures, {"fiftyone": fiftyone.DATA, "voc": "JPEGImages"}.get(form, IMAGES))
+        copy_images(bundle, out, pictures, {"fiftyone": fiftyone.DATA, "voc": "JPEGImages"}.get(form, IMAGES))
 
 
 def read_format(form: str, folder: str) -> Bundle:

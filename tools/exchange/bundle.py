@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.basics.json_text import parse_json
-from lacuna.data_pipelines.index import UNLISTED_WORDS, ShardIndex
+from lacuna.data_pipelines.index import UNLISTED_WORDS
 from lacuna.data_pipelines.labels import POSITIVE
 from lacuna.data_pipelines.source import ShardSource
 
@@ -36,6 +36,10 @@ class Bundle:
 
     def ordered(self, names: dict[str, float] | list[str]) -> list[str]:
         return sorted(names, key={name: i for i, name in enumerate(self.classes)}.__getitem__)
+
+    def only(self, keys: list[str]) -> Bundle:
+        return Bundle(self.classes, {key: self.samples[key] for key in keys},
+                      {key: self.files[key] for key in keys if key in self.files}, self.unlisted)
 
 
 def bundle_of(source: ShardSource, decided: dict[tuple[int, int, int], int],
@@ -71,16 +75,17 @@ def _by_sample(entries: dict) -> dict[tuple[int, int], dict]:
     return found
 
 
-def images_of(index: ShardIndex, source: ShardSource) -> Iterator[tuple[str, str, bytes]]:
-    """(key, file name, bytes) of every sample, shard by shard."""
-    for shard in range(len(index.shards)):
+def images_of(bundle: Bundle, source: ShardSource) -> Iterator[tuple[str, bytes]]:
+    """(file name, bytes) of the bundle's samples, shard by shard."""
+    for shard in range(len(source.index.shards)):
         opened = source.open(shard)
         for row, key in enumerate(opened.members.keys):
-            yield key, f"{key}.{opened.members.extensions[row]}", opened.read(row)
+            if key in bundle.samples:
+                yield bundle.files[key], opened.read(row)
 
 
-def copy_images(out: str, source: ShardSource, folder: str = IMAGES) -> None:
-    for _, name, data in images_of(source.index, source):
+def copy_images(bundle: Bundle, out: str, source: ShardSource, folder: str = IMAGES) -> None:
+    for name, data in images_of(bundle, source):
         if posixpath.normpath(name) != name or name.startswith(("/", "..")):
             raise UserError(f"sample {name!r}: its key leads out of a folder, so no file is written for it.")
         storage.write_atomic(storage.join(out, folder, name), data)

@@ -34,7 +34,7 @@ def write(bundle: Bundle, out: str, source: ShardSource | None) -> None:
     parts = list(_parts(bundle, source))
     for at, keys in enumerate(parts):
         rows = []
-        pictures = _pictures(source, at) if source is not None else {}
+        pictures = _pictures(source, at) if source is not None and keys else {}
         for key in keys:
             marks = bundle.samples[key]
             names = bundle.ordered(marks.suggested)
@@ -52,7 +52,7 @@ def _parts(bundle: Bundle, source: ShardSource | None) -> Iterator[list[str]]:
         yield list(bundle.samples)
         return
     for shard in range(len(source.index.shards)):
-        yield source.index.members(shard).keys
+        yield [key for key in source.index.members(shard).keys if key in bundle.samples]
 
 
 def _pictures(source: ShardSource, shard: int) -> dict[str, bytes]:

@@ -135,6 +135,12 @@ def read_suggestions(path: str, source: ShardSource) -> dict[Entry, float]:
     return found
 
 
+def suggested_keys(suggested: dict[Entry, float], source: ShardSource) -> list[str]:
+    """Of the samples that are suggested something, in the order of their first suggestion."""
+    keys = {shard: source.index.members(shard).keys for shard in {entry[0] for entry in suggested}}
+    return list(dict.fromkeys(keys[shard][row] for shard, row, _ in suggested))
+
+
 def decided_of(run: str, source: ShardSource) -> dict[Entry, int]:
     return {entry: POSITIVE if right else NEGATIVE
             for entry, right in decisions_of(run, source.sidecar)[0].items()}

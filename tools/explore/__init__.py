@@ -8,9 +8,9 @@
   lacuna explore runs/my-run --public-url https://labels.example.org/     behind a proxy that encrypts
 Views: the most likely missing labels, annotated labels that the model disagrees with, the samples of a class, the
 questions that `lacuna select RUN` chose, and with several people second looks and conflicts. A contact sheet of a class
-or one image at a time. Keys: a accept, r reject, s skip, u undo, y redo, A the whole row, arrows or j and k to move,
-Enter sheet or image, h heatmap, ? all keys. Nobody is shown what another is at work on. Only who has the address with
-its token gets in.
+or one image at a time. Keys: a accept, r reject, s skip, u undo, y redo, A the whole row, N reject what is left of an
+image, arrows or j and k to move, Enter sheet or image, h heatmap, ? all keys. Nobody is shown what another is at work
+on. Only who has the address with its token gets in.
 Decisions are kept in RUN/explore/, the app exports them there as CSV or Parquet, or as a sidecar to train with
 (data.train.labels=NAME). For a run on object storage that folder is here: NAME-xxxxxxxx/explore/, and a sidecar goes to
 the training set.

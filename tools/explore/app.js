@@ -43,7 +43,8 @@ async function load(view, cls, to) {
     const found = await talk.list(view, cls, Math.max(0, to - PAGE / 2), PAGE);
     Object.assign(state, { view, cls, items: found.items, total: found.total, next: found.next, decided: found.decided, counts: found.counts, place: to });
     if (state.items.length) state.place = (current() && current().place >= to ? current() : state.items.at(-1)).place;
-    say(found.items.length ? "" : found.total ? "Others are at work on what is left here." : "Nothing here.");
+    say(found.items.length ? "" : found.total ? "Others are at work on what is left here." : view === "questions" ? "No questions yet: lacuna select RUN chooses them." : "Nothing here.");
+    document.querySelector(`[data-view="${CSS.escape(view)}"]`)?.scrollIntoView({ block: "nearest", inline: "nearest" });
   } catch (error) { say(error.message); }
   draw();
 }
@@ -93,6 +94,15 @@ function acceptRow() {
   if (after) select(after.place); else draw();
 }
 
+// Whole images are asked class by class: what was not accepted is not there.
+function rejectRest() {
+  const here = current(), same = (item) => item.shard === here.shard && item.row === here.row;
+  if (!here) return;
+  for (const item of state.items) if (same(item) && !item.decision) decide(item, "reject");
+  const after = state.items.slice(index()).find((item) => !same(item));
+  if (after) select(after.place); else draw();
+}
+
 async function answered(found) {
   [state.counts, state.recent] = [found.counts, found.recent];
   const back = found.moved.at(-1);
@@ -111,6 +121,7 @@ function mode(name) { state.mode = name; draw(); }
 function fold(closed) {
   document.body.classList.toggle("open", !closed);
   at("menu").setAttribute("aria-expanded", String(!closed));
+  at("menu").textContent = closed ? "☰ classes" : "✕ close";
 }
 
 function progress() {
@@ -131,7 +142,8 @@ function draw() {
   at("heat").setAttribute("aria-pressed", String(state.heat));
   at("sheet").hidden = one || !item;
   at("current").hidden = at("strip").hidden = !one || !item;
-  at("row").hidden = one;
+  at("row").hidden = one || state.view === "questions";
+  at("rest").hidden = state.view !== "questions";
   progress();
   if (item) {
     if (one) single.draw(state, state.items, index());
@@ -142,7 +154,7 @@ function draw() {
 }
 
 const KEYS = {
-  a: () => vote("accept"), r: () => vote("reject"), s: () => vote("skip"), A: acceptRow, u: () => talk.send({ decision: "undo" }), y: () => talk.send({ decision: "redo" }),
+  a: () => vote("accept"), r: () => vote("reject"), s: () => vote("skip"), A: acceptRow, N: rejectRest, u: () => talk.send({ decision: "undo" }), y: () => talk.send({ decision: "redo" }),
   j: () => move(1), k: () => move(-1), ArrowRight: () => move(1), ArrowLeft: () => move(-1),
   ArrowDown: () => move(state.mode === "sheet" ? Math.min(sheet.columns(), state.items.length - 1 - index()) : 1), ArrowUp: () => move(state.mode === "sheet" ? -Math.min(sheet.columns(), index()) : -1),
   h: () => { state.heat = !state.heat; draw(); }, Enter: () => mode(state.mode === "one" ? "sheet" : "one"), "?": () => at("help").showModal(),
@@ -152,9 +164,9 @@ document.addEventListener("keydown", (event) => {
   if (typing || button || event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key] || at("help").open || !about) return;
   event.preventDefault();
   // A key that is held down moves on; it decides nothing more than once.
-  if (!event.repeat || !["a", "r", "s", "A", "Enter", "h"].includes(event.key)) KEYS[event.key]();
+  if (!event.repeat || !["a", "r", "s", "A", "N", "Enter", "h"].includes(event.key)) KEYS[event.key]();
 });
-for (const [id, key] of Object.entries({ accept: "a", reject: "r", skip: "s", undo: "u", redo: "y", row: "A", previous: "k", next: "j", heat: "h", keys: "?", mode: "Enter" })) at(id).onclick = () => KEYS[key]();
+for (const [id, key] of Object.entries({ accept: "a", reject: "r", skip: "s", undo: "u", redo: "y", row: "A", rest: "N", previous: "k", next: "j", heat: "h", keys: "?", mode: "Enter" })) at(id).onclick = () => KEYS[key]();
 for (const button of document.querySelectorAll("[data-view]")) button.onclick = () => load(button.dataset.view, state.cls, 0);
 for (const button of document.querySelectorAll("[data-export]")) button.onclick = async () => {
   try {

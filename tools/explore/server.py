@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from typing import Any
@@ -28,6 +29,11 @@ _WITHOUT_TOKEN = "Open the address that `lacuna explore` printed: it holds the t
 class Server(ThreadingHTTPServer):
     daemon_threads = True
     gate: Gate
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A page that was closed resets its connections: nothing to tell the terminal about."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
 
 def make_server(desk: Desk, port: int, host: str = LOOPBACK, public_url: str | None = None) -> Server:

@@ -29,7 +29,7 @@ export class Single {
       picture.onerror = () => { if (picture.getAttribute("src").includes("class=")) picture.src = address(item, 640); };
       for (const next of items.slice(index + 1, index + 1 + AHEAD)) new Image().src = address(next, 640, state.heat ? next.class : null);
     }
-    at("question").textContent = (["missing", "questions"].includes(state.view) ? `Is this ${item.name}?` : item.name) + (item.score === null ? "" : ` ${item.score.toFixed(3)}`);
+    at("question").textContent = (["missing", "questions"].includes(state.view) ? `Is ${item.name} in it?` : item.name) + (item.score === null ? "" : ` ${item.score.toFixed(3)}`);
     at("decision").textContent = [item.decision ? said(item.decision) : "", ...Object.entries(item.others || {}).map(([name, word]) => `${name}: ${said(word)}`)].filter(Boolean).join("; ");
     at("decision").className = item.decision || "";
     this.strip(items, index, image);

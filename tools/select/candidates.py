@@ -6,14 +6,15 @@ from collections.abc import Callable
 
 import numpy as np
 
+from lacuna.tools.select.quota import Quota
 from lacuna.tools.suggest.evidence import Scored
 
 PLACE = np.dtype([("value", "<f4"), ("belief", "<f4"), ("shard", "<i4"), ("row", "<i4")])
 Value = Callable[[int, np.ndarray], np.ndarray]  # (shard, beliefs [n, L]) → values [n, L]
 
 
-def highest(scored: Scored, value: Value, most: int) -> list[np.ndarray]:
-    """Per class PLACE [≤ most], by falling value; equal ones in the order of the shards."""
+def highest(scored: Scored, value: Value, most: int, quota: Quota) -> list[np.ndarray]:
+    """Per class PLACE [≤ most], by falling value; equal ones in the order of the shards. Of a group only the first."""
     kept = [np.zeros(0, PLACE) for _ in range(scored.source.classes)]
     for shard, part, labels in scored.shards():
         values, unknown = value(shard, part["scores"]), scored.open_entries(shard, part["rows"], labels)
@@ -23,7 +24,7 @@ def highest(scored: Scored, value: Value, most: int) -> list[np.ndarray]:
             fresh["value"], fresh["belief"] = values[here, cls], part["scores"][here, cls]
             fresh["shard"], fresh["row"] = shard, part["rows"][here]
             joined = np.concatenate([kept[cls], fresh])
-            kept[cls] = joined[np.argsort(-joined["value"], kind="stable")[:most]]
+            kept[cls] = quota.best(joined[np.argsort(-joined["value"], kind="stable")])[:most]
     return kept
 
 

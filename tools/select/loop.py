@@ -25,6 +25,7 @@ from lacuna.tools.suggest.evidence import Decided
 from lacuna.tools.suggest.table import write_sidecar
 from lacuna.trainer.run_folder import CONFIG
 
+IMAGES = "images"  # --questions
 Ask = Callable[[Trained, ShardSource, Decided, argparse.Namespace], Questions]
 
 
@@ -46,7 +47,8 @@ def run_rounds(args: argparse.Namespace, ask: Ask) -> list[dict]:
         if not len(questions):
             break
         answered |= answers(questions, truth)
-        name = f"{os.path.basename(first.run)}-{args.by}-round{number}"
+        kind = f"{args.by}-{IMAGES}" if args.questions == IMAGES else args.by
+        name = f"{os.path.basename(first.run)}-{kind}-round{number}"
         write_sidecar(base.sidecar, name, answered, {"by": "lacuna select", "answers": args.answers}, overwrite=True)
         trained = open_trained(train(first, name, args.ranks))
         facts.append({"round": number, "run": trained.run, "answered": len(answered),
@@ -83,5 +85,3 @@ def train(first: Trained, name: str, ranks: int) -> str:
 def results(run: str) -> dict[str, float | None]:
     body = json.loads(read_file(run, "results.json") or b"{}")
     return {f"{split}_map": body.get(split, {}).get("map") for split in ("val", "test")}
-
-

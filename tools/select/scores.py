@@ -9,6 +9,7 @@ Legend: m candidates of a class, D feature width.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 import numpy as np
 
@@ -44,9 +45,12 @@ def spread(beliefs: np.ndarray, vectors: np.ndarray, most: int) -> tuple[np.ndar
     return np.array(order, np.int64), np.array(worth)
 
 
-def share_out(worths: list[np.ndarray], beliefs: list[np.ndarray], positives: np.ndarray,
-              budget: int) -> list[tuple[int, int]]:
-    """(class, place in its order), the most valuable first: what each class asks next × how much it needs it."""
+def share_out(worths: list[np.ndarray], beliefs: list[np.ndarray], positives: np.ndarray, budget: int,
+              may: Callable[[int, int], bool] = lambda cls, place: True) -> list[tuple[int, int]]:
+    """(class, place in its order), the most valuable first: what each class asks next × how much it needs it.
+
+    may: asked when a question's turn has come; one that may not be asked is passed over.
+    """
     typical = float(np.median(positives)) if len(positives) else 1.0
     expected = positives.astype(np.float64)
 
@@ -58,8 +62,9 @@ def share_out(worths: list[np.ndarray], beliefs: list[np.ndarray], positives: np
     chosen = list[tuple[int, int]]()
     while heap and len(chosen) < budget:
         _, cls, place = heapq.heappop(heap)
-        chosen.append((cls, place))
-        expected[cls] += beliefs[cls][place]
+        if may(cls, place):
+            chosen.append((cls, place))
+            expected[cls] += beliefs[cls][place]
         if place + 1 < len(worths[cls]):
             heapq.heappush(heap, offer(cls, place + 1))
     return chosen

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -66,10 +67,21 @@ class Scored:
         """bool [n, L]: entries that neither the sidecar nor a person has decided."""
         unknown = labels == UNKNOWN
         place = {int(row): i for i, row in enumerate(rows)}
-        for s, row, cls in self.decided:
-            if s == shard and row in place:
+        for row, cls in self.decided_in(shard):
+            if row in place:
                 unknown[place[row], cls] = False
         return unknown
+
+    def decided_in(self, shard: int) -> list[tuple[int, int]]:
+        """(row, class) of the shard's decided entries."""
+        return self._by_shard.get(shard, [])
+
+    @cached_property
+    def _by_shard(self) -> dict[int, list[tuple[int, int]]]:
+        found: dict[int, list[tuple[int, int]]] = {}
+        for shard, row, cls in self.decided:
+            found.setdefault(shard, []).append((row, cls))
+        return found
 
 
 def val_scores(pool: Pool, settings: PoolSettings, trained: Trained, val: ShardSource) -> tuple[np.ndarray, np.ndarray]:
@@ -89,13 +101,10 @@ def class_evidence(scored: Scored, val: tuple[np.ndarray, np.ndarray] | None, lo
     """Of every class. Decided entries stay among the unknown ones: they are counted as what they turned out to be."""
     classes = scored.source.classes
     highest, answers = Highest(classes), [list[tuple[float, bool, bool]]() for _ in range(classes)]
-    decided: dict[int, list[tuple[int, int]]] = {}
-    for shard, row, cls in scored.decided:
-        decided.setdefault(shard, []).append((row, cls))
     for shard, part, labels in scored.shards():
         highest.offer(part["scores"], labels == UNKNOWN)
         place = {int(row): i for i, row in enumerate(part["rows"])}
-        for row, cls in decided.get(shard, ()):
+        for row, cls in scored.decided_in(shard):
             if row in place and labels[place[row], cls] == UNKNOWN:
                 entry = (shard, row, cls)
                 answers[cls].append((float(part["scores"][place[row], cls]), scored.decided[entry], entry in lots))

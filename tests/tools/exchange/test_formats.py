@@ -104,6 +104,21 @@ def test_a_sidecar_comes_back_bit_for_bit(form, shards, tmp_path, capsys):
         assert copied.stat().st_size == member.sizes[0]
 
 
+@pytest.mark.parametrize("form", sorted(FORMATS))
+def test_only_what_is_asked(form, shards, tmp_path, capsys):
+    """Of a table of questions: its samples alone, with their images, and read back they are the same."""
+    keys = ShardIndex.load(str(shards)).members(1).keys
+    with open(tmp_path / "q.csv", "w", newline="") as f:
+        csv.writer(f).writerows([("shard", "row", "class", "score"), (1, 5, 2, 0.5), (1, 0, 1, 0.25), (1, 5, 1, 0.125)])
+    out = tmp_path / "out"
+    written = call(capsys, "write", form, str(shards), "--labels", "single", "--suggestions", str(tmp_path / "q.csv"),
+                   "--only-suggested", "--images", "--out", str(out))
+    assert written["samples"] == 2
+    assert set(read_format(form, str(out)).samples) == {keys[5], keys[0]}
+    copies = [path for folder in ("images", "data", "JPEGImages") for path in (out / folder).glob("**/*.png")]
+    assert len(copies) == (0 if form == "hugging_face" else 2)
+
+
 def test_decisions_go_out_and_come_back(shards, tmp_path, capsys):
     """What explore decided is in the files; what Label Studio's people changed is decided in explore."""
     run = tmp_path / "run"

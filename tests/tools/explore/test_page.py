@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+
 import pytest
 
 from tests.helpers.browser import Browser
@@ -66,6 +69,27 @@ def test_sheet_keys_rows_and_clicks(served, page):
     page.evaluate("document.querySelectorAll('.tile')[3].onmouseenter()")
     page.wait_for("document.querySelectorAll('.tile img')[3].src.includes('class=')")
     page.wait_for("document.querySelectorAll('.tile img')[3].naturalWidth >= 200")
+    assert page.errors == []
+
+
+def test_the_rest_of_an_image(served, page):
+    """Whole images as questions: accept what is there, N rejects what is left of the image and goes to the next."""
+    home, labels = os.path.dirname(served.desk.decisions.path), served.desk.source.sidecar.name
+    asked = [{"shard": 0, "row": row, "class": cls, "score": 0.5} for row in (3, 5) for cls in (1, 4, 7)]
+    with open(os.path.join(home, f"questions-{labels}.json"), "w", encoding="utf-8") as f:
+        json.dump({"questions": asked}, f)
+    page.evaluate("document.querySelector('[data-view=questions]').click()")
+    page.wait_for(TEXT.format("count") + " === '1 of 6'")
+    page.press("j")
+    page.press("a")
+    page.press("N")
+    page.wait_for(TEXT.format("count") + " === '4 of 6'")
+    page.wait_for(SENT)
+    assert served.desk.decisions.made == {(0, 3, 1): "reject", (0, 3, 4): "accept", (0, 3, 7): "reject"}
+    page.press("u")
+    page.wait_for(SENT)
+    assert len(served.desk.decisions.made) == 2
+    os.remove(os.path.join(home, f"questions-{labels}.json"))
     assert page.errors == []
 
 

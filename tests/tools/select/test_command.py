@@ -72,6 +72,22 @@ def test_a_lot_is_drawn_among_the_highest_and_counts_when_answered(trained, run,
     assert set(asked) <= set(entries(highest)), "every one of the highest twenty, and the five are among them"
 
 
+def test_whole_images_of_different_groups(trained, run, tmp_path):
+    """The budget counts images, each group gives one, and explore asks image after image, the likeliest class first."""
+    assert main(["annotate", str(trained.data / "train"), "--scheme", "groups", "--name", "tens", "--pattern",
+                 "^(.*)[0-9]$", "--overwrite"]) == 0
+    table = select(run, tmp_path / "q.csv", "--questions", "images", "--budget", "8", "--groups", "tens")
+    images = list(dict.fromkeys((row["shard"], row["row"]) for row in table))
+    assert len(images) == 8
+    assert len({row["key"][:-1] for row in table}) == 8
+    places = [images.index((row["shard"], row["row"])) for row in table]
+    assert places == sorted(places)
+    assert all(sum(place == at for place in places) == 9 for at in range(8)), "all but the annotated class"
+    desk = open_desk(str(run), None, SimpleNamespace(workers=1, address=None, parts=None))
+    asked = desk.page("questions", None, 0, 200)["items"]
+    assert [(item["shard"], item["row"], item["class"]) for item in asked] == entries(table)
+
+
 def test_the_loop_trains_with_the_answers(trained, run, tmp_path, capsys):
     assert main(["select", str(run), "--budget", "60", "--rounds", "1", "--answers", "labels", "--workers", "1",
                  "--json"]) == 0
@@ -95,6 +111,8 @@ def test_the_loop_trains_with_the_answers(trained, run, tmp_path, capsys):
 def test_mistakes(trained, capsys):
     for words, said in ((["--budget", "0"], "at least 1"), (["--rounds", "2"], "--answers"),
                         (["--out", "q.txt"], ".csv"), (["--labels", "labels"], "knows every entry"),
-                        (["--by", "lot", "--budget", "3"], "each of the 10 classes")):
+                        (["--by", "lot", "--budget", "3"], "each of the 10 classes"),
+                        (["--by", "lot", "--questions", "images"], "plain draw"), (["--per-group", "0"], "at least 1"),
+                        (["--groups", "nobody"], "no groups named 'nobody'")):
         assert main(["select", trained.scl, "--workers", "1", *words]) == 2
         assert said in capsys.readouterr().err
