@@ -15,11 +15,11 @@ import json
 from lacuna import state_store
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.decode import decode_image
-from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.heatmaps.drawing import draw_strip, save_sheet
 from lacuna.tools.heatmaps.seen import Looks, keeps_heatmaps, maps_of
 from lacuna.tools.run_files import run_config, state_url, step_of, while_written
 from lacuna.trainer.config.sections import Config
+from lacuna.trainer.training_data import training_source
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +41,7 @@ def run(args: argparse.Namespace) -> None:
 def draw_heatmaps(config: Config, folder: str, out: str, shard: int, rows: list[int] | None, classes: int,
                   snapshot: str | None = None) -> list[int]:
     """The rows that were drawn: those given, or the first ones of the shard."""
-    split = config.data.train
-    source = ShardSource.load(split.url, split.labels, split.subset)
+    source = training_source(config)
     store = state_store.open(state_url(folder, config))
     if not keeps_heatmaps(store):
         raise UserError(f"{folder}: its method keeps no heatmaps (fields: {', '.join(store.schema.fields)}). "
