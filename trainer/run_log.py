@@ -81,6 +81,7 @@ class RunLog:
         from lacuna.trainer.loggers import open_loggers
 
         self.loggers = open_loggers(self.config, self.run_folder, total_steps)
+        self._catch_up([logger for logger in self.loggers if logger.catches_up])
         self.run_folder.push()
 
     def write_class_list(self, names: list[str], ids: list[str]) -> None:
@@ -123,6 +124,15 @@ class RunLog:
         numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
         for logger in self.loggers:
             logger.write(kind, step, numbers)
+
+    def _catch_up(self, loggers: list[Logger]) -> None:
+        lines = metric_lines(storage.read_bytes(self.metrics_path)) if loggers and os.path.exists(
+            self.metrics_path) else []
+        for line in lines:
+            numbers = {key: value for key, value in line.items()
+                       if key not in ("step", "launch") and isinstance(value, int | float)}
+            for logger in loggers:
+                logger.write(line["kind"], line["step"], numbers)
 
     def write_classes(self, name: str, result: RankingResult, names: list[str], ids: list[str]) -> None:
         if self.main:

@@ -51,8 +51,11 @@ def test_the_site_builds_without_a_warning(tmp_path):
     done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
                           cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
-    for name in ("index.html", "reference/settings/index.html", "tutorials/clusters/index.html", "heatmaps.png"):
+    for name in ("index.html", "reference/settings.html", "tutorials/clusters.html", "heatmaps.png", "sample_path.svg"):
         assert (tmp_path / name).exists(), name
+    scripts = re.findall(r'<script src="([^"]+)"', (tmp_path / "architecture.html").read_text(encoding="utf-8"))
+    assert scripts
+    assert not [script for script in scripts if "//" in script], "the site must work without a connection"
 
 
 def test_links_of_the_readme_lead_somewhere():

@@ -1,8 +1,8 @@
 """Where the numbers of a run are shown besides its own files: `train.loggers`, written by rank 0 through its run log.
 
 metrics.jsonl is the record, and only that and TensorBoard's files can be rewound. A service keeps what it was sent. So
-it is handed a line only after the fence has been asked, and a step that it has from an earlier launch is not sent
-again: a resumed run goes on in the same run of the service, and repeated steps have the same values anyway.
+it is handed a line only after the fence has been asked, and a resumed run goes on in the same run of the service: what
+that has is not sent again (repeated steps have the same values anyway), what it lacks of earlier launches is caught up.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ EXTRAS = {"wandb": "wandb", "mlflow": "mlflow"}  # name in train.loggers and pac
 
 
 class Logger(Protocol):
+    catches_up: bool
+    """Wants the lines of earlier launches, too, and knows which of them it has."""
+
     def write(self, kind: str, step: int, values: dict[str, float]) -> None: ...
 
     def flush(self) -> None: ...

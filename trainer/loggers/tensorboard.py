@@ -6,6 +6,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 
 class TensorBoard:
+    catches_up = False
+
     def __init__(self, folder: str, at: int):
         self.writer = SummaryWriter(folder, purge_step=at + 1)
 

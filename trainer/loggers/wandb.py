@@ -1,7 +1,8 @@
 """Weights & Biases. Its own environment variables say where to: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline, …
 
 A row is sent when the next step begins, so a launch that is killed leaves no half row. Of a resumed run the service
-knows the last step, and refuses older ones. Offline, every launch leaves a folder under wandb/, all with one id.
+knows the last step, and refuses older ones. Offline, every launch leaves a folder under wandb/, all with one id; nobody
+knows there what a killed launch has left, so the newest folder gets the whole run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ def new_identity() -> str:
 
 
 class WeightsAndBiases:
+    catches_up = True
+
     def __init__(self, config: Config, identity: str):
         settings = wandb.Settings(console="off", silent=True)  # our log is our own
         try:

@@ -95,11 +95,8 @@ def test_a_resumed_run_is_one_run_of_the_services(services, single_shards, tmp_p
     assert [step for step, _ in found["mlflow"]["epoch/loss"]] == [line["step"] for line in metrics(folder, "epoch")]
     assert len(found["mlflow"]["result/map"]) == 1
     assert len(found["wandb"]) == 2
-    resumed = {row["_step"]: row["train/loss"] for row in found["wandb"][1]}
-    assert resumed == {step: loss for step, loss in expected.items() if step in resumed}
-    assert max(resumed) == max(expected)
-    before = {row["_step"]: row["train/loss"] for row in found["wandb"][0]}
-    assert {**before, **resumed} == expected
+    # What a killed launch had not written yet is caught up by the next one: offline, its folder holds the whole run.
+    assert [(row["_step"], row["train/loss"]) for row in found["wandb"][1]] == sorted(expected.items())
     assert "epoch/val_map" in found["wandb"][1][-1]
     assert "result/map" in found["wandb"][1][-1]
 
