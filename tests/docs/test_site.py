@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import configparser
+import fnmatch
 import importlib.util
 import re
 import subprocess
@@ -119,3 +121,19 @@ def test_manifests_are_well_formed():
         if name == "RUN":
             assert subprocess.run(["bash", "-n", "-c", text]).returncode == 0, text
     assert [name for name, _ in steps].index("USER") < [name for name, _ in steps].index("ENTRYPOINT")
+
+
+def test_the_image_installs_what_is_there_and_copies_nothing_else():
+    text = (ROOT / "docs/examples/Dockerfile").read_text()
+    named = re.search(r"pip install .*-c (\S+) '\.\[(\w+)\]'", text)
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    assert (ROOT / named[1]).exists()
+    assert named[2] in setup["options.extras_require"]
+    assert "\nCOPY . .\n" in text
+    ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tops = {name.split("/")[0] for name in listed.split("\n") if name}
+    assert not [pattern for pattern in ignored if fnmatch.filter(tops, pattern)], "sources are left out"
+    made = (".venv", ".venv-moto", ".venv-loggers", "build", "runs", "shards", "demo")
+    assert all(any(fnmatch.fnmatch(name, pattern) for pattern in ignored) for name in made)
