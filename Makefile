@@ -41,4 +41,5 @@ test-long: lint $(MOTO)
 	$(BIN)/python -m pytest
 
 clean:
-	rm -rf .venv .venv-moto .venv-moto.lock .venv-exchange .venv-exchange.lock demo build dist
+	rm -rf .venv .venv-moto .venv-moto.lock .venv-exchange .venv-exchange.lock .venv-loggers .venv-loggers.lock \
+		demo build dist

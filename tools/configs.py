@@ -3,7 +3,7 @@
   lacuna configs                          all of them
   lacuna configs cole                     a table: what it is, its rows and the numbers to reach
   lacuna configs cole:coco14_an_linear    one experiment with everything resolved, as YAML (--json: as JSON)
-  lacuna configs my.yaml                  the same for a file of yours
+  lacuna configs own_images               one that ships, or a file of yours: its remarks, and everything resolved
 """
 
 from __future__ import annotations
@@ -43,7 +43,17 @@ def run(args: argparse.Namespace) -> None:
         return
     body = resolved(args.name)
     print(json.dumps(body, indent=1, ensure_ascii=False) if args.json
-          else yaml.safe_dump(body, sort_keys=False, allow_unicode=True).rstrip())
+          else heading(args.name) + yaml.safe_dump(body, sort_keys=False, allow_unicode=True).rstrip())
+
+
+def heading(name: str) -> str:
+    """The remarks at the top of a config's own file: what it is, and what to change."""
+    path, row = locate(name)
+    if row is not None:
+        return ""
+    lines = storage.read_bytes(path).decode().splitlines()
+    count = next((i for i, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return "".join(f"{line}\n" for line in lines[:count])
 
 
 def overview() -> dict[str, dict[str, Any]]:

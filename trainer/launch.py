@@ -37,6 +37,8 @@ class Outcome:
     """Measures by name (`map`, `map_skip_empty`, …, in percent); empty without a validation set."""
     test: dict[str, float] = field(default_factory=dict)
     """The same on the test set."""
+    held_out: dict[str, float] = field(default_factory=dict)
+    """Without a validation set, with data.hold_out: `recall_at_1`, … of known labels (in percent), `threshold`, …"""
 
     @classmethod
     def of(cls, folder: str, results: dict | None):
@@ -44,7 +46,7 @@ class Outcome:
         if results is None:
             return cls(folder, stopped=True)
         return cls(folder, False, results["best_step"], results["val_map_skip_empty"], results.get("val", {}),
-                   results.get("test", {}))
+                   results.get("test", {}), results.get("held_out", {}))
 
 
 def train(config: Config, hung: Callable[[str], None] | None = None, stop: Stop | None = None) -> Outcome:

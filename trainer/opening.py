@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 def opening(run: Run) -> list[str]:
     config, train = run.config, run.sources["train"]
-    others = ", ".join(f"{name} {int(run.sources[name].counts.sum()):,}" for name in ("val", "test")
-                       if name in run.sources)
+    others = ", ".join(f"{name} {int(run.sources[name].counts.sum()):,}" for name in ("val", "test", "held_out")
+                       if name in run.sources).replace("held_out", "held out")
     k = run.method.task.expected_positives
     known = f"k = {k:.2f} positives per {train.index.kind}" if k else "k not given (model.expected_positives)"
     phases = ", ".join(f"{phase.name} {phase.epochs} × {steps // phase.epochs:,}"

@@ -13,6 +13,7 @@ import torch
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.plan import EpochPlan
 from lacuna.data_pipelines.stream import EpochStream
+from lacuna.trainer import held_out
 from lacuna.trainer.cache.phase_cache import cut_of, open_cache
 from lacuna.trainer.cache.stream import CachedStream
 from lacuna.trainer.checkpoints.checkpoint import Checkpoint, Position, load_method_state
@@ -119,9 +120,10 @@ class Phase:
         best = position.best_score
         last = position.epoch + 1 == self.config.epochs
         summary: dict = {}
-        if "val" in run.sources and ((position.epoch + 1) % run.config.train.eval_every == 0 or last):
-            if run.config.model.batchnorm == "local":
-                run.world.share_buffers(run.model)  # the statistics that the checkpoint will hold
+        due = (position.epoch + 1) % run.config.train.eval_every == 0 or last
+        if due and {"val", "held_out"} & run.sources.keys() and run.config.model.batchnorm == "local":
+            run.world.share_buffers(run.model)  # the statistics that the checkpoint will hold
+        if due and "val" in run.sources:
             result = evaluate(self.ema or run.model, run.sources["val"], run.config, run.world, run.watchdog, "val",
                               self.cache.evaluation)
             summary = result.summary()
@@ -131,6 +133,10 @@ class Phase:
                 index = run.sources["val"].index
                 run.run_log.write_classes("val", result, index.classes, index.class_ids)
         shown = ", val " + describe(summary) if summary else ""
+        if due and "held_out" in run.sources:
+            known = held_out.measure(run, self.ema or run.model)
+            values |= {f"held_out_{key}": value for key, value in known.items()}
+            shown += "; " + held_out.describe(known, run.sources["train"].index.kind, run.sources["train"].classes)
         log.info("%s epoch %d/%d: loss %.4f%s", self.config.name, position.epoch + 1, self.config.epochs, loss, shown)
         run.run_log.write("epoch", position.total_steps, values)
         position = position.advanced(epoch=position.epoch + 1, step=0, epoch_sums={})

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lacuna.trainer.world import World
 
 CONFIG, METRICS, BAD_SAMPLES, LOG, TRACE = "config.yaml", "metrics.jsonl", "bad_samples.jsonl", "log.txt", "trace"
+LOGGERS = "loggers.json"  # what services call this run (loggers/)
 _CHECKPOINTS = "checkpoints"  # uploaded by themselves (checkpoints/files.py)
 
 
@@ -87,7 +88,7 @@ class RunFolder:
 
     def _fetch(self) -> None:
         """What an earlier launch wrote and this one goes on with."""
-        names = [CONFIG, METRICS, BAD_SAMPLES, LOG] if self.world.main else []
+        names = [CONFIG, METRICS, BAD_SAMPLES, LOG, LOGGERS] if self.world.main else []
         for name in [*names, self.trace_name]:
             with contextlib.suppress(FileNotFoundError):
                 storage.download(storage.join(self.url, name), self.path(name))

@@ -1,7 +1,7 @@
-"""The run folder as people and programs read it: config, versions, log, metrics.jsonl, TensorBoard, progress.
+"""The run folder as people and programs read it: config, versions, log, metrics.jsonl, loggers, progress.
 
 Every line names the launch that wrote it. A launch asks the fence now and then before it writes one; what it still
-wrote after another launch had taken over is dropped by that one (TensorBoard itself drops it, by the purge step).
+wrote after another launch had taken over is dropped by that one (loggers/ says what becomes of it there).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lacuna.trainer.pace import Remaining
 from lacuna.trainer.run_folder import BAD_SAMPLES, CONFIG, LOG, METRICS, TRACE, RunFolder
 
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+    from lacuna.trainer.loggers import Logger
 
 _PACKAGES = ("torch", "torchvision", "timm", "deepspeed", "webdataset", "zarr", "numcodecs", "ray", "fsspec", "numpy")
 _HANDLER = "lacuna run"  # the name of our log handlers: others are left alone
@@ -50,7 +50,7 @@ class RunLog:
         folder.before_push = self._flush
         self.bar: tqdm | None = None
         self.meter = Remaining()
-        self.board: SummaryWriter | None = None
+        self.loggers: list[Logger] = []
         self.hold: Hold | None = None
         self.resumed_at = 0
         self._sizes: dict[str, int] = {}  # of a file if only this launch has written since it was tidied
@@ -78,9 +78,10 @@ class RunLog:
         storage.write_atomic(os.path.join(self.folder, CONFIG), resolved.encode())
         storage.write_atomic(os.path.join(self.folder, "versions.json"), json.dumps(versions(), indent=1).encode())
         self._tidy()
-        from torch.utils.tensorboard import SummaryWriter
+        from lacuna.trainer.loggers import open_loggers
 
-        self.board = SummaryWriter(os.path.join(self.folder, "tensorboard"), purge_step=total_steps + 1)
+        self.loggers = open_loggers(self.config, self.run_folder, total_steps)
+        self._catch_up([logger for logger in self.loggers if logger.catches_up])
         self.run_folder.push()
 
     def write_class_list(self, names: list[str], ids: list[str]) -> None:
@@ -116,13 +117,22 @@ class RunLog:
             self._sizes[path] = os.path.getsize(path)
 
     def write(self, kind: str, step: int, values: dict) -> None:
-        """One JSON line, and the numbers to TensorBoard."""
+        """One JSON line, and the numbers to the loggers."""
         if not self.main:
             return
         self._append(self.metrics_path, [{"kind": kind, "step": step, **values}])
-        for key, value in values.items():
-            if self.board is not None and isinstance(value, int | float):
-                self.board.add_scalar(f"{kind}/{key}", value, step)
+        numbers = {key: value for key, value in values.items() if isinstance(value, int | float)}
+        for logger in self.loggers:
+            logger.write(kind, step, numbers)
+
+    def _catch_up(self, loggers: list[Logger]) -> None:
+        lines = metric_lines(storage.read_bytes(self.metrics_path)) if loggers and os.path.exists(
+            self.metrics_path) else []
+        for line in lines:
+            numbers = {key: value for key, value in line.items()
+                       if key not in ("step", "launch") and isinstance(value, int | float)}
+            for logger in loggers:
+                logger.write(line["kind"], line["step"], numbers)
 
     def write_classes(self, name: str, result: RankingResult, names: list[str], ids: list[str]) -> None:
         if self.main:
@@ -172,15 +182,15 @@ class RunLog:
             self.bar = None
 
     def _flush(self) -> None:
-        if self.board is not None:
-            self.board.flush()
+        for logger in self.loggers:
+            logger.flush()
 
     def close(self, whole: bool = True) -> None:
         """`whole`: all ranks got here, so the rest can be uploaded; after an error that is left to the next launch."""
         self.end_epoch()
-        if self.board is not None:
-            self.board.close()
-            self.board = None
+        for logger in self.loggers:
+            logger.close(whole)
+        self.loggers = []
         if whole:
             if self.main and self.hold is not None:
                 self._tidy()

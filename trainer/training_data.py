@@ -2,13 +2,59 @@
 
 from __future__ import annotations
 
-from lacuna.basics.hashing import mix
+import numpy as np
+
+from lacuna.basics.hashing import mix, uniform_array
 from lacuna.data_pipelines.augment import Augment
 from lacuna.data_pipelines.device_decoder import DeviceDecoder
 from lacuna.data_pipelines.plan import EpochPlan
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.data_pipelines.stream import EpochStream, SampleMaker
+from lacuna.data_pipelines.subsets import Subset
 from lacuna.trainer.config.sections import Config, DataConfig
+
+_HELD_OUT = 0x6865_6C64  # a draw apart from the run's others
+
+
+def training_source(config: Config) -> ShardSource:
+    """What the run trains on: data.train without what it holds out."""
+    split = config.data.train
+    return without_held_out(config, ShardSource.load(split.url, split.labels, split.subset, config.data.scratch))[0]
+
+
+def without_held_out(config: Config, train: ShardSource) -> tuple[ShardSource, ShardSource | None]:
+    """(what is trained on, what is held out). The draw is a hash of (seed, shard, row): the same for every launch."""
+    share = config.data.hold_out
+    if not share or config.data.val is not None:
+        return train, None
+    seed, complete = mix(config.seed, _HELD_OUT), _complete_rows(config, train)
+    ours, others = [], []
+    for shard, rows in enumerate(train.index.counts.tolist()):
+        there = np.ones(rows, bool) if train.subset is None else train.subset.mask(shard)
+        drawn = uniform_array(mix(seed, shard), np.arange(rows)) < share
+        if complete is not None:
+            drawn &= ~complete.mask(shard)
+        if (there & drawn).any():  # a sample without a known positive could not be judged
+            drawn &= np.diff(train.sidecar.labels(shard).pos_ptr) > 0
+        ours.append(there & ~drawn)
+        others.append(there & drawn)
+    if not any(mask.any() for mask in others) or not any(mask.any() for mask in ours):
+        return train, None
+    name = train.subset.name if train.subset else "all"
+
+    def part(masks: list[np.ndarray], what: str) -> ShardSource:
+        subset = Subset.from_masks(train.index, f"{name}, {what}", masks, {"hold_out": share, "seed": config.seed})
+        return ShardSource(train.index, train.sidecar, subset, train.scratch)
+
+    return part(ours, "not held out"), part(others, "held out")
+
+
+def _complete_rows(config: Config, train: ShardSource) -> Subset | None:
+    """Rows of the same tars that are fully labelled: they are worth more in training."""
+    split = config.data.fully_labelled
+    if split is None or split.subset is None or split.url != config.data.train.url:
+        return None
+    return Subset.load(train.index, split.subset)
 
 
 def epoch_plan(config: Config, source: ShardSource, phase: int, epoch: int) -> EpochPlan:

@@ -12,6 +12,7 @@ from typing import Any
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.state_store.chunks import DamagedChunk
+from lacuna.trainer import held_out
 from lacuna.trainer.cache.phase_cache import NoCache, Streams, cut_of, open_cache
 from lacuna.trainer.checkpoints.checkpoint import Checkpoint, Checkpoints, Position, load_method_state
 from lacuna.trainer.checkpoints.extending import check_epochs
@@ -164,5 +165,11 @@ def _final_test(run: Run, position: Position) -> dict:
             log.info("%s with the best epoch's weights: %s", name, describe(results[name]))
             index = run.sources[name].index
             run.run_log.write_classes(name, result, index.classes, index.class_ids)
+    if "held_out" in run.sources:
+        results["held_out"] = known = held_out.measure(run, run.model)
+        index = run.sources["held_out"].index
+        if said := held_out.describe(known, index.kind, len(index.classes)):
+            log.info("%s", said)
+            log.info("%s", held_out.advice(run.config.folder))
     run.run_log.write("result", position.total_steps, {k: v for k, v in results.get("test", {}).items()})
     return results

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import configparser
+import fnmatch
 import importlib.util
 import re
 import subprocess
@@ -51,8 +53,11 @@ def test_the_site_builds_without_a_warning(tmp_path):
     done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
                           cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
-    for name in ("index.html", "reference/settings/index.html", "tutorials/clusters/index.html", "heatmaps.png"):
+    for name in ("index.html", "reference/settings.html", "tutorials/clusters.html", "heatmaps.png", "sample_path.svg"):
         assert (tmp_path / name).exists(), name
+    scripts = re.findall(r'<script src="([^"]+)"', (tmp_path / "architecture.html").read_text(encoding="utf-8"))
+    assert scripts
+    assert not [script for script in scripts if "//" in script], "the site must work without a connection"
 
 
 def test_links_of_the_readme_lead_somewhere():
@@ -116,3 +121,19 @@ def test_manifests_are_well_formed():
         if name == "RUN":
             assert subprocess.run(["bash", "-n", "-c", text]).returncode == 0, text
     assert [name for name, _ in steps].index("USER") < [name for name, _ in steps].index("ENTRYPOINT")
+
+
+def test_the_image_installs_what_is_there_and_copies_nothing_else():
+    text = (ROOT / "docs/examples/Dockerfile").read_text()
+    named = re.search(r"pip install .*-c (\S+) '\.\[(\w+)\]'", text)
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    assert (ROOT / named[1]).exists()
+    assert named[2] in setup["options.extras_require"]
+    assert "\nCOPY . .\n" in text
+    ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    tops = {name.split("/")[0] for name in listed.split("\n") if name}
+    assert not [pattern for pattern in ignored if fnmatch.filter(tops, pattern)], "sources are left out"
+    made = (".venv", ".venv-moto", ".venv-loggers", "build", "runs", "shards", "demo")
+    assert all(any(fnmatch.fnmatch(name, pattern) for pattern in ignored) for name in made)

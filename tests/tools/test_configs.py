@@ -44,6 +44,9 @@ def test_what_is_printed_is_the_config(capsys, tmp_path):
     (tmp_path / "own.yaml").write_text("base: cole:coco14_an_linear\nname: own\n")
     assert yaml.safe_load(printed(capsys, str(tmp_path / "own.yaml")))["name"] == "own"
     assert yaml.safe_load(printed(capsys, "base/coco14"))["data"]["test"]["url"] == "shards/coco14/test"
+    shown = printed(capsys, "own_images")
+    assert shown.startswith("# Your own folder of images")
+    assert yaml.safe_load(shown)["name"] == "own"
 
 
 def test_mistakes(capsys):

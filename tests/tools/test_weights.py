@@ -53,12 +53,14 @@ def test_another_implementation_of_the_same_network(tmp_path, capsys):
         assert torch.equal(features("timm:tf_efficientnet_lite0", file), expected)
 
 
-@pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.module.", "model.backbone."])
-def test_wrappers_and_the_other_library(tmp_path, prefix):
-    """timm's ResNet in torchvision's; Lightning's checkpoint has other things beside it."""
+@pytest.mark.parametrize(("under", "prefix"), [
+    ("state_dict", "module."), ("state_dict", "model."), ("model_state_dict", "_orig_mod.module."),
+    ("model", "model.backbone."), ("module", "")])
+def test_wrappers_and_the_other_library(tmp_path, under, prefix):
+    """timm's ResNet in torchvision's; checkpoints of Lightning and DeepSpeed have other things beside it."""
     model = lively(timm.create_model("resnet18"))
     body = {prefix + name: t for name, t in model.state_dict().items()}
-    torch.save({"state_dict": body, "epoch": 3}, tmp_path / "one.ckpt.pth")
+    torch.save({under: body, "epoch": 3, "ds_config": {"zero": 0}}, tmp_path / "one.ckpt.pth")
     with torch.no_grad():
         expected = model.eval().forward_features(torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1)))
     assert torch.equal(features("torchvision:resnet18", str(tmp_path / "one.ckpt.pth")), expected)

@@ -78,7 +78,8 @@ def test_what_a_lost_launch_wrote_is_dropped(tmp_path, monkeypatch):
     lines = metric_lines((tmp_path / "run" / "metrics.jsonl").read_bytes())
     assert [line["step"] for line in lines if line["launch"] == 2] == [11, 12, 13]
     train(new, range(14, 21))
-    old.board.close()
+    for logger in old.loggers:
+        logger.close(whole=False)
     new.close()
     assert recorded(tmp_path / "run") == recorded(tmp_path / "calm" / "run")
     assert {line["launch"] for line in metrics(tmp_path / "run")} == {1, 2}

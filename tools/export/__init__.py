@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
+from lacuna.basics.json_text import parse_json
 from lacuna.data_pipelines.augment import Augment
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.eval.calibration import Calibration
@@ -35,10 +36,11 @@ from lacuna.tools.eval.pieces import from_parts
 from lacuna.tools.eval.thresholds import read_thresholds
 from lacuna.tools.export.folder import LABELS, ONNX, WEIGHTS, Exported, empty_model, file_digest
 from lacuna.tools.passes.datasets import add_val_arguments, val_set
-from lacuna.tools.passes.parts import Parts
+from lacuna.tools.passes.parts import Parts, absolute
 from lacuna.tools.passes.pool import PoolSettings, add_pool_arguments, open_pool, pool_settings
 from lacuna.tools.passes.scoring import ScoreJob, shard_rows
 from lacuna.tools.passes.trained import Trained, held, read_weights
+from lacuna.tools.run_files import read_file
 from lacuna.trainer.methods import score_of
 from lacuna.trainer.models.classifier import spatial_side
 
@@ -61,8 +63,6 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"--out {args.out}: there is already a model. Choose another folder, or pass --overwrite.")
     if args.val and args.thresholds:
         raise UserError("--val and --thresholds both give thresholds. Leave one out.")
-    if not args.no_onnx and importlib.util.find_spec("onnxscript") is None:
-        raise UserError("ONNX needs the package onnxscript: pip install 'lacuna-trainer[onnx]', or pass --no-onnx.")
     with held(args.model, pool_settings(args).folder) as trained:
         facts = _made(trained, args)
     print(json.dumps(facts) if args.json else _text(facts))
@@ -76,15 +76,32 @@ def _made(trained: Trained, args: argparse.Namespace) -> dict:
     if args.thresholds:
         thresholds = read_thresholds(args.thresholds, trained.classes, trained.class_ids,
                                      score_of(trained.config.method).rule)
+    origin = args.val or args.thresholds
+    if thresholds is None and absolute(args.model) == trained.run:
+        thresholds, origin = _of_held_out(trained)
     facts = {"out": args.out, "checkpoint": trained.checkpoint, "classes": len(trained.classes),
              "thresholds": int(np.isfinite(thresholds).sum()) if thresholds is not None else None,
              "calibrated": calibration is not None, "files": [WEIGHTS, LABELS]}
     with _made_here(args.out) as folder:
-        exported = export(trained, folder, thresholds, args.val or args.thresholds, calibration)
-        if not args.no_onnx:
+        exported = export(trained, folder, thresholds, origin, calibration)
+        if not args.no_onnx and importlib.util.find_spec("onnxscript") is None:
+            facts["without_onnx"] = "no ONNX: that needs pip install 'lacuna-trainer[onnx]'"
+        elif not args.no_onnx:
             facts["onnx_difference"] = export_onnx(exported)
             facts["files"].append(ONNX)
     return facts
+
+
+def _of_held_out(trained: Trained) -> tuple[np.ndarray | None, str | None]:
+    """One threshold for all classes, at which a sample has as many labels as the run expects: a run without validation
+    set that held samples out has measured it with these weights. (None, None) of other runs."""
+    try:
+        known = parse_json(read_file(trained.run, "results.json") or b"{}")["held_out"]
+        limit, found = float(known["threshold"]), float(known["recall_at_threshold"])
+    except (KeyError, TypeError, ValueError):
+        return None, None
+    origin = f"held-out samples: as many labels per sample as expected; {found:.0f} % of known labels reach it"
+    return np.full(len(trained.classes), limit), origin
 
 
 @contextlib.contextmanager
@@ -104,6 +121,8 @@ def _text(facts: dict) -> str:
     limits = "no thresholds" if facts["thresholds"] is None else f"thresholds of {facts['thresholds']}"
     limits += ", calibrated" if facts["calibrated"] else ", uncalibrated (give --val, fully labelled)"
     text = f"{facts['out']}: {', '.join(facts['files'])} of {facts['checkpoint']}, {facts['classes']} classes, {limits}"
+    if "without_onnx" in facts:
+        text += f"; {facts['without_onnx']}"
     if facts.get("onnx_difference") is not None:
         text += f"; ONNX differs by at most {facts['onnx_difference']:.1e}"
     return text

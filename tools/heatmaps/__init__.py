@@ -25,6 +25,7 @@ from lacuna.tools.heatmaps.now import maps_now
 from lacuna.tools.heatmaps.seen import Looks, SeenMap, keeps_heatmaps, maps_of
 from lacuna.tools.run_files import run_config, state_url, step_of, while_written
 from lacuna.trainer.config.sections import Config
+from lacuna.trainer.training_data import training_source
 
 if TYPE_CHECKING:
     import torch
@@ -49,8 +50,7 @@ def run(args: argparse.Namespace) -> None:
 def draw_heatmaps(config: Config, folder: str, out: str, shard: int, rows: list[int] | None, classes: int,
                   snapshot: str | None = None) -> list[int]:
     """The rows that were drawn: those given, or the first ones of the shard."""
-    split = config.data.train
-    source = ShardSource.load(split.url, split.labels, split.subset)
+    source = training_source(config)
     there = source.index.shards[shard].count if 0 <= shard < len(source.index.shards) else 0
     rows = list(range(min(8, there))) if rows is None else rows
     if not 0 <= shard < len(source.index.shards) or not all(0 <= r < source.index.shards[shard].count for r in rows):

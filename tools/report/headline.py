@@ -6,6 +6,7 @@ from typing import Any
 
 from lacuna.data_pipelines.labels import NEGATIVE
 from lacuna.tools.report.recorded_run import RecordedRun
+from lacuna.trainer.held_out import describe
 
 _CLASSES = 5
 
@@ -21,7 +22,7 @@ def headline(folders: list[RecordedRun], oracle: RecordedRun | None, data: dict[
     split = next((name for name in ("test", "val") if run["scores"][name] is not None), None)
     return {"run": run["name"], "method": run["method"], "trained": _trained(folders[subject], run),
             "split": split, "score": run["scores"][split] if split else None,
-            "said": [] if split else _without_a_score(run),
+            "said": [] if split else _without_a_score(run, folders[subject]),
             "gap": _gap(data["gap"], baseline, ceiling), "pictures": (run["beliefs"] or {}).pop("pictures", []),
             "classes": _classes(data["classes"], subject, baseline)}
 
@@ -48,10 +49,17 @@ def _trained(folder: RecordedRun, run: dict) -> list[str]:
     return lines
 
 
-def _without_a_score(run: dict) -> list[str]:
+def _without_a_score(run: dict, folder: RecordedRun) -> list[str]:
     """What can be said about a run that nobody has measured."""
-    said = ["There is no quality number: the run has no validation set and no test set, or has not come so far. Give "
-            "one with data.val.url, or measure it with `lacuna eval`."]
+    said = ["There is no mAP: the run has no validation set and no test set, or has not come so far. Give one with "
+            "data.val.url, or measure it with `lacuna eval`."]
+    known = folder.results.get("held_out")
+    if isinstance(known, dict) and folder.train is not None:
+        index = folder.train.index
+        text = describe(known, index.kind, len(index.classes))
+        said += [f"{text[0].upper()}{text[1:]}."] if text else []
+        said.append(f"To know more, label 100 images: `lacuna select {folder.path} --budget 100` chooses questions, "
+                    f"`lacuna explore {folder.path}` takes the answers.")
     loss = [point for point in run["curves"].get("loss", []) if point[1] is not None]
     if len(loss) > 1:
         said.append(f"Its training loss went from {loss[0][1]:.4g} (step {loss[0][0]:,}) to {loss[-1][1]:.4g} "

@@ -25,6 +25,7 @@ from lacuna.trainer.config.reported import as_text, reported_for_run
 from lacuna.trainer.config.sections import Config
 from lacuna.trainer.run_folder import METRICS
 from lacuna.trainer.run_log import metric_lines
+from lacuna.trainer.training_data import training_source
 
 Lacks = Callable[[str, str], None]  # (what, why) → a line in the page's list of what is absent
 _POINTS = 800  # of a curve: more cannot be told apart on a screen
@@ -53,9 +54,8 @@ class RecordedRun:
     @cached_property
     def train(self) -> ShardSource | None:
         """The training set, if it is still where it was."""
-        split = self.config.data.train
         try:
-            return ShardSource.load(split.url, split.labels, split.subset, self.config.data.scratch)
+            return training_source(self.config)
         except UserError:
             return None
 

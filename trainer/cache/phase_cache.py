@@ -122,7 +122,7 @@ class Views:
     def all_of(self, sources: dict[str, ShardSource], epochs: int) -> list[View]:
         """Everything that a phase of so many epochs may keep, each once."""
         found = [self.training(sources["train"], epoch) for epoch in range(min(epochs, self.settings.views or 1))]
-        others = (*(("train",) if self.evaluated else ()), "val", "test")
+        others = (*(("train",) if self.evaluated else ()), "val", "test", "held_out")
         found += [self.evaluation(sources[name]) for name in others if name in sources]
         return list({view.url: view for view in found}.values())
 

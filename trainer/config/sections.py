@@ -88,6 +88,10 @@ class DataConfig(Section):
     fully_labelled: SplitConfig | None = None
     """Training images whose labels are complete (the same shards with a subset, or with another sidecar): the expected
     number of positives is estimated here (by default on val), and with train.fully_labelled_weight they learn, too."""
+    hold_out: float = Field(0.0, ge=0, lt=1)
+    """Without val: this share of the training samples stays out of training. How high the model ranks their known
+    positives is then measured after every epoch (recall at k). Samples without a known positive are not held out. Not
+    for methods that read tables about the training set (neighbours): those are made for all of it."""
     image_size: int = Field(224, gt=0)
     augment: AugmentConfig = AugmentConfig()
     strong_augment: AugmentConfig = AugmentConfig(randaugment=2, cutout=0.5)
@@ -271,6 +275,9 @@ class TrainConfig(Section):
     larger number goes on from there, as if it had never stopped."""
     log_every: int = Field(10, gt=0)
     """Steps."""
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
+    """Where the numbers of metrics.jsonl are shown besides: a list, [] for none. Weights & Biases and MLflow are extras
+    (`pip install 'lacuna-trainer[wandb]'`); their own environment variables say where they write."""
     checkpoint_every: PositiveDuration = "1ep"
     keep: int = Field(2, gt=0)
     """Last checkpoints to keep, besides the best."""
@@ -344,7 +351,7 @@ class Config(Section):
             body["data"].pop("decode")
         for key in ("log_every", "checkpoint_every", "keep", "timeout_seconds", "trace_samples", "micro_batch",
                     "deepspeed", "compile", "channels_last", "cudnn_benchmark", "state_url", "state_budget_mb",
-                    "cache_url", "cache_budget_gb", "staging", "stop_after"):
+                    "cache_url", "cache_budget_gb", "staging", "stop_after", "loggers"):
             body["train"].pop(key)
         for key in ("run_folder", "name"):
             body.pop(key)

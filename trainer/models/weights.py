@@ -10,9 +10,12 @@ from torch import nn
 from lacuna.basics.errors import UserError
 from lacuna.trainer.models.foreign import closest, matched, unwrapped
 
+# Where checkpoints of other programs keep the weights: Lightning, training scripts, DeepSpeed (…_model_states.pt).
+_UNDER = ("state_dict", "model_state_dict", "model", "module")
+
 
 def is_file(weights: str) -> bool:
-    return os.path.sep in weights or weights.endswith((".safetensors", ".pt", ".pth"))
+    return os.path.sep in weights or weights.endswith((".safetensors", ".pt", ".pth", ".ckpt", ".bin"))
 
 
 def load_weights(body: nn.Module, part: nn.Module, path: str, given: str = "model.weights =") -> None:
@@ -57,8 +60,9 @@ def read_tensors(path: str, given: str = "model.weights =") -> dict[str, torch.T
     except Exception as error:  # zip, pickle and safetensors raise many kinds for damaged or unsafe files
         reason = str(error).partition("\n")[0]
         raise UserError(f"{given} {path!r}: not a file of plain tensors ({reason}).") from None
-    while isinstance(found, dict) and (inner := found.get("state_dict", found.get("model"))) is not None:
+    while isinstance(found, dict) and (inner := next((found[key] for key in _UNDER if isinstance(found.get(key), dict)),
+                                                     None)) is not None:
         found = inner
     if not isinstance(found, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in found.values()):
-        raise UserError(f"{given} {path!r}: expected named tensors, alone or under 'state_dict' or 'model'.")
+        raise UserError(f"{given} {path!r}: expected named tensors, alone or under one of {', '.join(_UNDER)}.")
     return found

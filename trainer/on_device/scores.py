@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
 
-from lacuna.trainer.metrics.collector import ScoreCollector
-
 BLOCK_BYTES = 64 << 20
+
+
+class Collects(Protocol):
+    def add(self, scores, targets, keep=None, ordinals=None) -> None: ...
 
 
 class ScoreBlock:
     """Hands scores on to the collector, batch by batch in the same order; on a CPU at once."""
 
-    def __init__(self, collector: ScoreCollector, most: int = BLOCK_BYTES):
+    def __init__(self, collector: Collects, most: int = BLOCK_BYTES):
         self.collector, self.most, self.bytes = collector, most, 0
         self.waiting: list[tuple[torch.Tensor, torch.Tensor, np.ndarray]] = []
 

@@ -20,7 +20,7 @@ from lacuna.data_pipelines.decode import decode_image, decode_vector
 from lacuna.data_pipelines.shard_tables import Members
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.trainer.config.sections import Config
-from lacuna.trainer.training_data import epoch_plan, training_stream
+from lacuna.trainer.training_data import epoch_plan, training_source, training_stream
 
 __all__ = ["ExactStream", "LabelledShards", "dataset", "stream"]
 
@@ -181,6 +181,4 @@ def stream(config: Config, *, phase: int = 0, epoch: int = 0, rank: int = 0, wor
                         "epochs, both counted from 0.")
     if not 0 <= rank < world:
         raise UserError(f"rank {rank} of world {world}: ranks are 0..{world - 1}.")
-    split = config.data.train
-    source = ShardSource.load(split.url, split.labels, split.subset, config.data.scratch)
-    return ExactStream(config, source, phase, epoch, rank, world, start_step, two_views)
+    return ExactStream(config, training_source(config), phase, epoch, rank, world, start_step, two_views)

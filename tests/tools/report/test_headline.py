@@ -79,7 +79,7 @@ def test_without_a_number_it_says_what_it_can(trained, tmp_path, capsys):
     assert head["score"] is None
     said = " ".join(head["said"])
     losses = [line["loss"] for line in lines if line["kind"] == "train"]
-    assert "no quality number" in said
+    assert "There is no mAP" in said
     assert f"{losses[0]:.4g}" in said
     assert f"{losses[-1]:.4g}" in said
     store, index = state_store.open(run + "/state"), ShardIndex.load(str(trained.data / "train"))
