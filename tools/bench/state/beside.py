@@ -166,8 +166,9 @@ def killed(name: str, folder: str, width: int, shards: int, rows: int) -> dict[s
                *map(str, (width, shards, rows))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        facts = json.loads(child.stdout.readline())
-        child.stdout.readline()  # three quarters of the second epoch are written, and no snapshot
+        # icechunk writes warnings there, too
+        facts = json.loads(next(line for line in child.stdout if line.startswith('{"peak"')))
+        next(line for line in child.stdout if line == "second\n")  # three quarters of the second epoch are written, and no snapshot
         child.send_signal(signal.SIGKILL)
     found: dict[str, Any] = {"peak_mb": round(facts["peak"] / 1e6), "imports_mb": round(facts["imports"] / 1e6)}
     read = _existing(name, folder, width, shards, rows)
