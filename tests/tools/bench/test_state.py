@@ -8,6 +8,7 @@ from lacuna.tools.cli import main
 from tests.helpers.benches import bench
 
 RATIOS = {"vs_bare_loop", "vs_bare_loop_histogram", "gather_scatter_vs_numpy", "quantize_us_per_row", "step_slowdown",
+          "step_slowdown_waiting",
           "rss_growth", "rss_within_bound", "snapshot_seconds", "vs_best_peer", "vs_memmap"}
 SHARDS, ROWS = 9, 40
 

@@ -168,7 +168,7 @@ def killed(name: str, folder: str, width: int, shards: int, rows: int) -> dict[s
         assert child.stdout is not None
         # icechunk writes warnings there, too
         facts = json.loads(next(line for line in child.stdout if line.startswith('{"peak"')))
-        next(line for line in child.stdout if line == "second\n")  # three quarters of the second epoch are written, and no snapshot
+        next(line for line in child.stdout if line == "second\n")  # most of an epoch is written, without a snapshot
         child.send_signal(signal.SIGKILL)
     found: dict[str, Any] = {"peak_mb": round(facts["peak"] / 1e6), "imports_mb": round(facts["imports"] / 1e6)}
     read = _existing(name, folder, width, shards, rows)
