@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -88,7 +88,7 @@ class IcechunkRepository(ZarrFolder):
 
         repository = icechunk.Repository.open(icechunk.local_filesystem_storage(self.folder))
         session = repository.readonly_session(tag=name) if name else repository.readonly_session("main")
-        group = zarr.open_group(session.store, mode="r")
+        group: Any = zarr.open_group(session.store, mode="r")
         return lambda shard: {field.name: group[field.name][shard] for field in self.fields}
 
 
@@ -115,7 +115,7 @@ class TensorstoreFolder(ZarrFolder):
 class Memmap:
     def __init__(self, folder: str, fields: Sequence[Field], shards: int, rows: int):
         self.folder, self.fields, self.shape = folder, fields, (shards, rows)
-        mode = "r+" if os.path.exists(folder) else "w+"
+        mode: Literal["r+", "w+"] = "r+" if os.path.exists(folder) else "w+"
         os.makedirs(folder, exist_ok=True)
         self.arrays: dict[str, Any] = {
             f.name: np.memmap(f"{folder}/{f.name}", f.stored_dtype, mode, shape=(shards, rows, *f.stored_shape))
@@ -141,7 +141,7 @@ def _array(group: Any, field: Field, shards: int, rows: int, new: bool) -> Any:
 
     if not new:
         return group[field.name]
-    compression = field.compression or "lz4"
+    compression: Any = field.compression or "lz4"
     blosc = [] if compression == "none" else [BloscCodec(cname=compression, clevel=5 if compression == "lz4" else 1,
                                                          shuffle="bitshuffle", typesize=field.stored_dtype.itemsize)]
     return group.create_array(field.name, shape=(shards, rows, *field.stored_shape), dtype=field.stored_dtype,
