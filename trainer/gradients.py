@@ -65,8 +65,12 @@ class Exchange:
         for bucket, (flat, transfer) in zip(reversed(self.buckets), self.sent, strict=True):
             transfer.wait()
             flat.mul_(1.0 / self.size)
-            gradients = [p.grad for p in bucket if p.grad is not None]
-            torch._foreach_copy_(gradients, list(_unflatten_dense_tensors(flat, gradients)))
+            for parameter, average in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
+                assert parameter.grad is not None  # sent
+                if parameter.is_contiguous() and parameter.grad.is_contiguous():
+                    parameter.grad = average  # a part of the message: a copy would be another pass over all gradients
+                else:
+                    parameter.grad.copy_(average)  # fused optimizers want the memory order of the parameter
         self._restart()
 
 

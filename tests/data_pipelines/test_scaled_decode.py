@@ -12,6 +12,8 @@ from PIL import Image
 from lacuna.data_pipelines.augment import Augment
 from lacuna.data_pipelines.decode import decode_image, decode_scaled
 from lacuna.data_pipelines.stream import SampleMaker
+from lacuna.trainer.config.files import load_config, read_table, shipped
+from lacuna.trainer.config.sections import parse_config
 
 SIZE = 32
 
@@ -90,3 +92,26 @@ def test_a_second_view_with_a_crop_of_its_own_needs_all_pixels():
     assert torch.equal(made(data, 1, scaled=False, strong=own)[0], made(data, 1, scaled=True, strong=own)[0])
     same = Augment(SIZE, crop="same", cutout=0.5)
     assert not torch.equal(made(data, 1, scaled=False, strong=same)[0], made(data, 1, scaled=True, strong=same)[0])
+
+
+def test_it_is_the_default_and_a_part_of_what_a_run_is():
+    body = {"name": "x", "data": {"train": {"url": "unused"}, "augment": {"crop": "random_resized"}},
+            "model": {"backbone": "lacuna:tiny"}, "phases": [{"name": "a", "epochs": 1, "batch": 8, "lr": 0.1}]}
+    default = parse_config(body, "x")
+    assert default.data.augment.scaled_decode
+    body["data"]["augment"]["scaled_decode"] = False
+    exact = parse_config(body, "x")
+    assert exact.fingerprint() != default.fingerprint()
+    assert default.differences(exact) == ["data.augment.scaled_decode: True → False"]
+
+
+def test_papers_protocols_with_random_crops_decode_in_full():
+    cropped = []
+    for name in shipped():
+        table = read_table(name)
+        if table is not None:  # one row of each: rows differ in method and dataset
+            augment = load_config(f"{name}:{next(iter(table.rows))}", []).data.augment
+            if augment.crop == "random_resized":
+                cropped.append(name)
+                assert not augment.scaled_decode, name
+    assert {"scpnet", "verelst"} <= set(cropped)

@@ -1,11 +1,14 @@
-"""Exact mAP of batches collected as an evaluation does, against scikit-learn class by class.
+"""Exact mAP of batches collected as an evaluation does, against scikit-learn and torchmetrics.
 
 Ratios:
-  vs_sklearn          fully annotated scores: scikit-learn's time ÷ ours (collecting the batches is part of ours)
-  partial_vs_sklearn  10 annotated entries a row among 9,600 classes: the same
+  vs_sklearn          fully annotated scores: scikit-learn's time ÷ ours (collecting the batches is part of ours) [≥ 20]
+  vs_torchmetrics     the same for torchmetrics' exact form (thresholds=None) with all of torch's threads [≥ 20]
+  partial_vs_sklearn  10 annotated entries a row among 9,600 classes, scikit-learn class by class
+  partial_vs_torchmetrics  the same for torchmetrics (ignore_index)
   max_abs_diff        largest difference of a class's AP, both cases; half of the compared classes have tied scores
   memory_vs_scores    extra memory at its peak ÷ size of the fully annotated scores, copies of the batches included
-scikit-learn is timed on every fourth class and its time multiplied by four.
+scikit-learn and torchmetrics are timed on every fourth class and their time multiplied by four. torchmetrics computes
+in float32; `torchmetrics_diff` is its largest difference. Where it is not installed (extra `peers`), `not_run` says so.
 """
 
 from __future__ import annotations
@@ -19,13 +22,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
 from sklearn.metrics import average_precision_score
 
 from lacuna.basics.errors import UserError
 from lacuna.basics.process_memory import peak_resident_bytes, resident_bytes
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
+from lacuna.tools.bench.peers import Peers
 from lacuna.trainer.metrics.collector import ScoreCollector
 
+Reference = Callable[[np.ndarray, np.ndarray, range], np.ndarray]  # scores, targets, classes → AP
 _BATCH = 256
 _REPEATS = 3
 _TIMED = slice(None, None, 4)  # the classes that scikit-learn is timed on
@@ -42,22 +48,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(quick: bool, args: argparse.Namespace) -> dict:
     dense_size = _size("--dense", args.dense) or (46_837, 500 if quick else 1_000)
     partial_size = _size("--partial", args.partial) or (10_000 if quick else 20_000, 9_600)
+    peers = Peers()
+    others: dict[str, Reference] = {"sklearn": sklearn_ap}
+    others |= peers.build({"torchmetrics": ("torchmetrics", torchmetrics_ap)})
     scores, targets = dense_case(np.random.default_rng(args.seed), *dense_size)
     extra = peak_extra_bytes(lambda: ours(scores, targets))
-    dense = compare("dense", scores, targets)
+    dense = compare("dense", scores, targets, others)
     size = scores.nbytes
     del scores, targets
     scores, targets = partial_case(np.random.default_rng(args.seed + 1), *partial_size, annotated=10)
-    partial = compare("partial", scores, targets)
+    partial = compare("partial", scores, targets, others)
     return {
         "ratios": {
-            "vs_sklearn": round(dense["sklearn_seconds"] / dense["seconds"], 2),
-            "partial_vs_sklearn": round(partial["sklearn_seconds"] / partial["seconds"], 2),
+            **{f"vs_{name}": round(dense[f"{name}_seconds"] / dense["seconds"], 2) for name in others},
+            **{f"partial_vs_{name}": round(partial[f"{name}_seconds"] / partial["seconds"], 2) for name in others},
             "max_abs_diff": max(dense["max_abs_diff"], partial["max_abs_diff"]),
             "memory_vs_scores": round(extra / size, 3),
         },
-        "dense": dense, "partial": partial,
-        "note": "sklearn_seconds: measured on sklearn_classes_timed classes, scaled to all; "
+        "dense": dense, "partial": partial, **peers.facts(),
+        "note": "sklearn_seconds, torchmetrics_seconds: measured on classes_timed classes, scaled to all; "
                 f"seconds: median of {_REPEATS}, collecting included",
     }
 
@@ -104,23 +113,41 @@ def sklearn_ap(scores: np.ndarray, targets: np.ndarray, classes: range) -> np.nd
     return out
 
 
-def compare(name: str, scores: np.ndarray, targets: np.ndarray) -> dict:
-    seconds = []
+def torchmetrics_ap() -> Reference:
+    from torchmetrics.functional.classification import multilabel_average_precision
+
+    def ap(scores: np.ndarray, targets: np.ndarray, classes: range) -> np.ndarray:
+        chosen = slice(classes.start, classes.stop, classes.step)
+        truth = torch.from_numpy(np.ascontiguousarray(targets[:, chosen])).long()
+        found = multilabel_average_precision(
+            torch.from_numpy(np.ascontiguousarray(scores[:, chosen])), truth, len(classes), average="none",
+            thresholds=None, ignore_index=UNKNOWN, validate_args=False).double().numpy()
+        return np.where((truth == POSITIVE).any(0).numpy(), found, np.nan)  # 0 or -0 where there is no positive
+
+    return ap
+
+
+def compare(name: str, scores: np.ndarray, targets: np.ndarray, others: dict[str, Reference]) -> dict:
+    timed = range(scores.shape[1])[_TIMED]
+    found: dict = {"rows": scores.shape[0], "classes": scores.shape[1], "classes_timed": len(timed)}
+    seconds, references = [], {}
     for _ in range(_REPEATS):
         start = time.perf_counter()
         ap = ours(scores, targets)
         seconds.append(time.perf_counter() - start)
-    timed = range(scores.shape[1])[_TIMED]
-    start = time.perf_counter()
-    reference = sklearn_ap(scores, targets, timed)
-    scaled = (time.perf_counter() - start) * scores.shape[1] / len(timed)
-    mine = ap[_TIMED]
-    assert np.array_equal(np.isnan(mine), np.isnan(reference)), "classes without positives differ"
-    difference = float(np.nanmax(np.abs(mine - reference)))
-    print(f"{name}: {scores.shape[0]:,} × {scores.shape[1]:,}: ours {statistics.median(seconds):.2f} s, scikit-learn "
-          f"{scaled:.1f} s (scaled from {len(timed):,} classes), largest difference {difference:.1e}", flush=True)
-    return {"rows": scores.shape[0], "classes": scores.shape[1], "seconds": round(statistics.median(seconds), 4),
-            "sklearn_seconds": round(scaled, 3), "sklearn_classes_timed": len(timed), "max_abs_diff": difference}
+    for other, reference in others.items():
+        start = time.perf_counter()
+        references[other] = reference(scores, targets, timed)
+        found[f"{other}_seconds"] = round((time.perf_counter() - start) * scores.shape[1] / len(timed), 3)
+    found["seconds"] = round(statistics.median(seconds), 4)
+    for other, values in references.items():
+        assert np.array_equal(np.isnan(ap[_TIMED]), np.isnan(values)), "classes without positives differ"
+        difference = float(np.nanmax(np.abs(ap[_TIMED] - values)))
+        found["max_abs_diff" if other == "sklearn" else f"{other}_diff"] = difference
+        print(f"{name}: {scores.shape[0]:,} × {scores.shape[1]:,}: ours {found['seconds']:.2f} s, {other} "
+              f"{found[other + '_seconds']:.1f} s (scaled from {len(timed):,} classes), largest difference "
+              f"{difference:.1e}", flush=True)
+    return found
 
 
 def peak_extra_bytes(call: Callable[[], object]) -> int:

@@ -6,6 +6,8 @@ An exchange costs the same for any batch (45 MB of gradients through gloo), so -
 The two sides take turns of a few steps while the other is held, so that other load hits both alike.
 Ratio two_ranks: samples a second of the pair ÷ samples a second of the two single ones together.
 `where` says how the time of a step is spent: waiting for data, waiting for state, and the rest in both cases;
+`ceiling` shows what the cores allow without any exchange: the two single jobs together ÷ one of them alone; where it is
+below 2, memory bandwidth and shared caches are the limit, which two ranks meet as well.
 `first_losses` of the warm-up steps show that the two single jobs do the same work.
 """
 
@@ -43,17 +45,22 @@ def run(quick: bool, args: argparse.Namespace) -> dict:
         jobs = {name: Job(folder, name, ranks, batch, args.backbone)
                 for name, ranks in (("one", 1), ("other", 1), ("both", 2))}
         try:
-            _take_turns([[jobs["one"], jobs["other"]], [jobs["both"]]], turns)
+            _take_turns({"independent": [jobs["one"], jobs["other"]], "ranks": [jobs["both"]], "alone": [jobs["one"]]},
+                        turns)
         finally:
             for job in jobs.values():
                 job.launch.signal_all(signal.SIGKILL)
                 job.launch.wait()
-        facts = {name: job.facts() for name, job in jobs.items()}
-    alone, together = [facts["one"], facts["other"]], facts["both"]
-    longer = together["step_ms"] - statistics.mean(single["step_ms"] for single in alone)
-    rate = together["samples_per_second"] / sum(single["samples_per_second"] for single in alone)
-    return {"ratios": {"two_ranks": round(rate, 3)}, "batch_per_rank": batch,
-            "where": {"one_rank_twice": alone, "two_ranks": together, "exchange_and_waiting_ms": round(longer, 1)}}
+        twice, together = [jobs[name].facts("independent") for name in ("one", "other")], jobs["both"].facts("ranks")
+        alone = jobs["one"].facts("alone")
+    longer = together["step_ms"] - statistics.mean(single["step_ms"] for single in twice)
+    independent = sum(single["samples_per_second"] for single in twice)
+    return {"ratios": {"two_ranks": round(together["samples_per_second"] / independent, 3)}, "batch_per_rank": batch,
+            "ceiling": {"two_independent_vs_one_alone": round(independent / alone["samples_per_second"], 3),
+                        "two_ranks_vs_one_alone": round(together["samples_per_second"] / alone["samples_per_second"],
+                                                        3)},
+            "where": {"one_rank_twice": twice, "one_rank_alone": alone, "two_ranks": together,
+                      "exchange_and_waiting_ms": round(longer, 1)}}
 
 
 class Job:
@@ -62,7 +69,7 @@ class Job:
     def __init__(self, folder: str, name: str, ranks: int, batch: int, backbone: str):
         self.name, self.batch = name, batch * ranks
         self.metrics = os.path.join(folder, name, "metrics.jsonl")
-        self.measured: list[list[dict]] = []  # by turn
+        self.measured: dict[str, list[list[dict]]] = {}  # by side and turn
         config = os.path.join(folder, name + ".yaml")
         with open(config, "w", encoding="utf-8") as f:
             yaml.safe_dump(_config(folder, name, ranks, batch, backbone), f)
@@ -78,13 +85,13 @@ class Job:
     def wait_for(self, step: int) -> None:
         self.launch.wait_until(lambda: self.reached() >= step, f"step {step} of {self.name}")
 
-    def facts(self) -> dict:
-        """Medians over the steps of all turns."""
-        lines = [line for turn in self.measured for line in turn]
+    def facts(self, side: str) -> dict:
+        """Medians over the steps of all turns of a side."""
+        lines = [line for turn in self.measured[side] for line in turn]
         rate = statistics.median(line["samples_per_second"] for line in lines)
         data = statistics.median(line["data_wait_seconds"] for line in lines)
         state = statistics.median(b["state_stall_seconds"] - a["state_stall_seconds"]
-                                  for turn in self.measured for a, b in itertools.pairwise(turn))
+                                  for turn in self.measured[side] for a, b in itertools.pairwise(turn))
         step = self.batch / rate
         return {"samples_per_second": round(rate, 2), "step_ms": round(step * 1e3, 1),
                 "data_wait_ms": round(data * 1e3, 2), "state_wait_ms": round(state * 1e3, 2),
@@ -92,13 +99,13 @@ class Job:
                 "first_losses": [line["loss"] for line in self.lines()[:_WARM_UP]]}
 
 
-def _take_turns(sides: list[list[Job]], turns: int) -> None:
-    """One side runs while the other is held, a few steps each: the machine's own ups and downs hit both alike."""
-    for job in itertools.chain(*sides):
+def _take_turns(sides: dict[str, list[Job]], turns: int) -> None:
+    """One side runs while the others are held, a few steps each: the machine's own ups and downs hit all alike."""
+    for job in dict.fromkeys(itertools.chain(*sides.values())):
         job.wait_for(_WARM_UP)
         job.launch.signal_all(signal.SIGSTOP)
     for _ in range(turns):
-        for side in sides:
+        for name, side in sides.items():
             for job in side:
                 job.launch.signal_all(signal.SIGCONT)
             first = {job.name: job.reached() + 1 for job in side}  # that one began before
@@ -106,7 +113,8 @@ def _take_turns(sides: list[list[Job]], turns: int) -> None:
                 job.wait_for(first[job.name] + _STEPS_A_TURN)
             for job in side:
                 job.launch.signal_all(signal.SIGSTOP)
-                job.measured.append([line for line in job.lines() if line["step"] > first[job.name]])
+                seen = [line for line in job.lines() if line["step"] > first[job.name]]
+                job.measured.setdefault(name, []).append(seen)
 
 
 def _config(folder: str, name: str, ranks: int, batch: int, backbone: str) -> dict:

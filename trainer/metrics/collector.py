@@ -19,8 +19,8 @@ from lacuna.trainer.metrics.ranking import ClassStats, ordered_keys, rank_column
 # One annotated entry. `row` counts this collector's rows; on the way to the owner of the class it becomes the ordinal.
 ENTRY = np.dtype([("cls", np.int32), ("key", np.uint32), ("row", np.int64), ("positive", np.bool_)])
 _DENSE_BYTES = 5  # a float32 score and an int8 target
-# Scores are kept in blocks of about this size: from 4 MiB on (which the targets of float32 scores reach with it) numpy
-# asks for huge pages, and a copy into those costs a third of one into as many new small pages.
+# Scores are kept in blocks of about this size: from 4 MiB on, which their targets reach too, numpy asks for huge pages,
+# and a copy into those costs a third of one into as many new small pages.
 _BLOCK_BYTES = 16 << 20
 
 
@@ -68,7 +68,7 @@ class ScoreCollector:
         self.count += len(scores)
 
     def _keep(self, scores: np.ndarray, targets: np.ndarray) -> None:
-        """Copy them (the caller may use its buffers again) behind the rows of the last block, or into a new one."""
+        """Copy them (the caller may use its buffers again) behind the rows of the last block or into a new one."""
         filled = len(self._dense[-1][0]) if self._dense else 0
         stop = filled + len(scores)
         if self._dense and self._room[0].dtype == scores.dtype and stop <= len(self._room[0]):

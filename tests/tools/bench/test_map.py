@@ -1,4 +1,4 @@
-"""Proves that `lacuna bench map` finds scikit-learn's AP, divides its own times, measures memory, names bad options."""
+"""Proves that `lacuna bench map` finds the AP of others, divides its own times, measures memory, names bad options."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ def test_last_line_is_json_with_the_ratios(capsys):
     assert main(["bench", "map", "--quick", "--dense", "3000x40", "--partial", "400x800"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (report["bench"], report["quick"]) == ("map", True)
-    assert set(report["ratios"]) == {"vs_sklearn", "partial_vs_sklearn", "max_abs_diff", "memory_vs_scores"}
+    assert {p["name"] for p in report["not_run"]} | set(report["versions"]) == {"torchmetrics"}
+    others = ["sklearn", *report["versions"]]
+    assert set(report["ratios"]) == {"max_abs_diff", "memory_vs_scores", *(f"{case}vs_{other}" for other in others
+                                                                           for case in ("", "partial_"))}
     assert report["ratios"]["max_abs_diff"] <= 1e-9
     dense, partial = report["dense"], report["partial"]
-    assert (dense["rows"], dense["classes"], dense["sklearn_classes_timed"]) == (3000, 40, 10)
-    assert (partial["rows"], partial["classes"], partial["sklearn_classes_timed"]) == (400, 800, 200)
+    assert (dense["rows"], dense["classes"], dense["classes_timed"]) == (3000, 40, 10)
+    assert (partial["rows"], partial["classes"], partial["classes_timed"]) == (400, 800, 200)
     assert report["ratios"]["max_abs_diff"] == max(dense["max_abs_diff"], partial["max_abs_diff"])
-    for name, part in (("vs_sklearn", dense), ("partial_vs_sklearn", partial)):
-        quotient = part["sklearn_seconds"] / part["seconds"]
-        assert report["ratios"][name] == pytest.approx(quotient, rel=0.02, abs=0.006)
+    for case, part in (("", dense), ("partial_", partial)):
+        for other in others:
+            quotient = part[f"{other}_seconds"] / part["seconds"]
+            assert report["ratios"][f"{case}vs_{other}"] == pytest.approx(quotient, rel=0.02, abs=0.006)
+        assert part.get("torchmetrics_diff", 0) < 1e-5  # it computes in float32
     assert report["ratios"]["memory_vs_scores"] > 0.5  # the collector keeps a copy of what it was given
 
 

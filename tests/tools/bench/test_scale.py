@@ -22,6 +22,10 @@ def test_the_ratio_is_that_of_the_rates():
         assert spent == pytest.approx(job["step_ms"], abs=0.12)
     alone = one["samples_per_second"] + other["samples_per_second"]
     assert report["ratios"] == {"two_ranks": pytest.approx(both["samples_per_second"] / alone, rel=0.01, abs=0.001)}
+    single = report["where"]["one_rank_alone"]["samples_per_second"]
+    assert report["ceiling"] == {
+        "two_independent_vs_one_alone": pytest.approx(alone / single, rel=0.01, abs=0.001),
+        "two_ranks_vs_one_alone": pytest.approx(both["samples_per_second"] / single, rel=0.01, abs=0.001)}
     longer = both["step_ms"] - (one["step_ms"] + other["step_ms"]) / 2
     assert report["where"]["exchange_and_waiting_ms"] == pytest.approx(longer, abs=0.11)
     assert report["batch_per_rank"] == 4

@@ -6,9 +6,14 @@ Keys of "ratios" (targets in brackets; each is measured within one run, contende
   vs_bare_loop_histogram   the same with a 256-bin histogram per class of the scores kept on the way
   gather_scatter_vs_numpy  gather + scatter of a 256-row batch ÷ the same two numpy fancy-index copies [≤ 2.5]
   quantize_us_per_row      rounding 1000 scores to uint8 stochastically, microseconds a row
-  step_slowdown            50 ms steps with state I/O behind ÷ without [≤ 1.05]
+  step_slowdown            50 ms steps of a device with state I/O behind ÷ without, in the trainer's order: the host
+                           gathers the next rows and scatters the last ones while the device works [≤ 1.03]
+  step_slowdown_waiting    the same where the host waits for the device, as a training on CPU cores does
   rss_growth               peak memory at 1,000,000 samples ÷ at 100,000 [≤ 1.1]; rss_within_bound: 1 if both are below
                            memory after imports + RAM budget + 300 MB
+  vs_best_peer             time of an epoch and its snapshot on the fastest of zarr, zarrs' pipeline, tensorstore and
+                           icechunk ÷ ours, the same pattern and codec [≥ 1.0]; vs_memmap: the same against a plain
+                           memmap, which neither compresses nor keeps snapshots
   snapshot_seconds         snapshot of 10,000 shards, 1 % dirty, without the write of the dirty data [≤ 2]
 Fields are ImageNet-like: ROLE's φ float16[1000] with two float32 moments, scores uint8[1000], heatmaps uint8[10,14,14]
 with ids. --quick uses fewer shards, and narrower fields for the memory test.
@@ -16,12 +21,16 @@ Keys of "checks" say that the contenders did the same work; each must be 0:
   different_chunks         of the bare loop's files whose rows are not the store's after the same epochs
   different_histograms     columns whose histogram is not the count of the stored rows
   different_rows           rows of a field that gather and scatter left other than the numpy copies did
+  different_stores         of the peers, how many end with other rows than ours
+`details.peers` has for each: seconds, bytes on disk with one snapshot, peak memory, and what a new process finds after
+a SIGKILL in the middle of an epoch (`shards_ahead_of_snapshot`: rows newer than the checkpoint, hence counted twice).
   changed_by_steps         1 if steps that write what they read changed any row
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
 import tempfile
@@ -33,7 +42,8 @@ import numpy as np
 from lacuna import state_store
 from lacuna.basics.errors import UserError
 from lacuna.state_store.fields import Field
-from lacuna.tools.bench.state import parts
+from lacuna.tools.bench.peers import Peers
+from lacuna.tools.bench.state import beside, parts
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -161,18 +171,17 @@ def _step(quick: bool, args: argparse.Namespace, folder: str, found: Found) -> N
     with store.session(store.begin_launch(), budget=15 * store.schema.shard_bytes) as session:
         parts.fill(session)
         before = parts.checksum(session)
-        with_state, without = [], []
         session.metrics.stall_seconds = 0.0
-        for turn in range(rounds):
-            schedule = parts.staggered(shards, args.rows, open_shards=8, batch=256, seed=turn)[:steps]
-            for kind in (0, 1) if turn % 2 else (1, 0):
-                if kind:
-                    with_state.append(parts.timed_steps(session, schedule, args.step_ms / 1e3))
-                else:
-                    without.append(parts.timed_steps(None, schedule, args.step_ms / 1e3))
-        found.ratios["step_slowdown"] = round(statistics.median(with_state) / statistics.median(without), 4)
+        for key, waiting in (("step_slowdown", False), ("step_slowdown_waiting", True)):
+            times: tuple[list[float], list[float]] = [], []
+            for turn in range(rounds):
+                schedule = parts.staggered(shards, args.rows, open_shards=8, batch=256, seed=turn)[:steps]
+                for kind in (0, 1) if turn % 2 else (1, 0):
+                    times[kind].append(parts.timed_steps(session if kind else None, schedule, args.step_ms / 1e3,
+                                                         waiting))
+            found.ratios[key] = round(statistics.median(times[1]) / statistics.median(times[0]), 4)
         found.checks["changed_by_steps"] = int(parts.checksum(session) != before)
-        found.details["stall_ms_per_step"] = round(1e3 * session.metrics.stall_seconds / (rounds * steps), 3)
+        found.details["stall_ms_per_step"] = round(1e3 * session.metrics.stall_seconds / (2 * rounds * steps), 3)
 
 
 def _memory(quick: bool, args: argparse.Namespace, folder: str, found: Found) -> None:
@@ -214,5 +223,49 @@ def _snapshot(quick: bool, args: argparse.Namespace, folder: str, found: Found) 
     found.details["open_seconds"] = round(statistics.median(opens), 3)
 
 
+def _peers(quick: bool, args: argparse.Namespace, folder: str, found: Found) -> None:
+    shards, rounds, peers = args.shards or (10 if quick else 24), args.rounds or (3 if quick else 7), Peers()
+    os.makedirs(folder)
+    size = (args.width or (200 if quick else 1000), shards, args.rows)
+
+    def build(name: str) -> beside.Contender:
+        return beside.make(name, f"{folder}/{name}/store", *size)
+
+    for name in ("lacuna", *beside.STORES):
+        os.makedirs(f"{folder}/{name}")
+    all_of_them = {"lacuna": build("lacuna"), **peers.build({
+        name: (where, lambda name=name: build(name)) for name, (where, _) in beside.STORES.items()})}
+    seconds: dict[str, list[float]] = {name: [] for name in all_of_them}
+    for turn in range(rounds):
+        schedule = parts.staggered(shards, args.rows, min(beside.OPEN_SHARDS, max(1, shards // 2)),
+                                   min(beside.BATCH, args.rows), seed=turn)
+        for name in list(all_of_them)[:: 1 if turn % 2 else -1]:
+            started = time.perf_counter()
+            all_of_them[name].epoch(schedule)
+            all_of_them[name].snapshot(f"turn-{turn}")
+            seconds[name].append(time.perf_counter() - started)
+    last = f"turn-{rounds - 1}"
+    sums = {name: beside.crc(each.read(last), shards) for name, each in all_of_them.items()}
+    found.checks["different_stores"] = sum(value != sums["lacuna"] for value in sums.values())
+    for each in all_of_them.values():
+        each.close()
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    rivals = [name for name in medians if name not in ("lacuna", "memmap")]
+    facts: dict[str, dict] = {}
+    for name in all_of_them:
+        place = f"{folder}/{name}/killed/store"
+        os.makedirs(os.path.dirname(place))
+        facts[name] = {"seconds": round(medians[name], 3), **beside.killed(name, place, *size)}
+        facts[name]["disk_mb"] = round(beside.bytes_on_disk(place) / 1e6, 1)
+        print(f"  {name}: {facts[name]}", flush=True)
+
+    def ratio(other: str) -> float:
+        return round(statistics.median(b / a for a, b in zip(seconds["lacuna"], seconds[other], strict=True)), 3)
+
+    best = min(rivals, key=lambda name: medians[name])
+    found.ratios["vs_best_peer"], found.ratios["vs_memmap"] = ratio(best), ratio("memmap")
+    found.details |= {"peers": facts, "best_peer": best, **peers.facts()}
+
+
 PARTS = {"epoch": _epoch, "batch": _batch, "quantize": _quantize, "step": _step, "memory": _memory,
-         "snapshot": _snapshot}
+         "snapshot": _snapshot, "peers": _peers}

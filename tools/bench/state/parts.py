@@ -10,6 +10,7 @@ import time
 import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
@@ -158,32 +159,66 @@ def staggered(shards: int, count: int, open_shards: int, batch: int, seed: int) 
     return steps
 
 
-def timed_steps(session: Session | None, schedule: Schedule, seconds: float) -> float:
-    """Mean seconds of a step: a sleep (the GPU at work) and, with a session, the state of its batch."""
+def timed_steps(session: Session | None, schedule: Schedule, seconds: float, waiting: bool) -> float:
+    """Mean seconds of a step of a device that computes `seconds`, with a session with the state of its batch.
+
+    As in training on an accelerator, the host is one step ahead: it gathers the next rows and scatters the last ones
+    while the device works. `waiting`: the host does nothing meanwhile, as where it computes itself.
+    """
     if session is not None:
         session.begin([shard for opened, *_ in schedule for shard in opened], 1)
         time.sleep(0.5)  # reading ahead starts while the first data shards are opened
-        buffers = {name: np.empty((256, *field.stored_shape), field.stored_dtype)
-                   for name, field in session.schema.fields.items()}  # pinned memory in a real run
-    started = time.perf_counter()
+        steps = _StateSteps(session)
+    started = free = time.perf_counter()
     for opened, shards, rows, closed in schedule:
         if session is not None:
-            for shard in opened:
-                session.lease(shard)
-            batch = session.at(shards, rows)
-            values = {name: batch.gather(name, out=buffer[: len(rows)]) for name, buffer in buffers.items()}
-        time.sleep(seconds)
+            steps.gather(opened, shards, rows)
+        begins = max(free, time.perf_counter())
+        free = begins + seconds
+        if waiting:
+            time.sleep(seconds)
         if session is not None:
-            for name, value in values.items():
-                batch.scatter(name, value)
-            for shard in closed:
-                session.release(shard)
+            steps.land(closed, at_once=waiting)
+        time.sleep(max(0.0, begins - time.perf_counter()))
+    time.sleep(max(0.0, free - time.perf_counter()))
     elapsed = time.perf_counter() - started
     if session is not None:
-        for shard in np.flatnonzero(session.slots.slot_of >= 0).tolist():
-            session.release(shard)
-        session.finish()
+        steps.finish()
     return elapsed / len(schedule)
+
+
+class _StateSteps:
+    """The rows of a step and of the one before, in two sets of buffers (pinned memory in a real run)."""
+
+    def __init__(self, session: Session):
+        self.session, self.turn = session, 0
+        self.buffers = [{name: np.empty((256, *field.stored_shape), field.stored_dtype)
+                         for name, field in session.schema.fields.items()} for _ in range(2)]
+        self.flying: list[tuple[Any, dict[str, np.ndarray], list[int]]] = []
+
+    def gather(self, opened: list[int], shards: np.ndarray, rows: np.ndarray) -> None:
+        for shard in opened:
+            self.session.lease(shard)
+        self.turn ^= 1
+        self.batch = self.session.at(shards, rows)
+        self.values = {name: self.batch.gather(name, out=buffer[: len(rows)])
+                       for name, buffer in self.buffers[self.turn].items()}
+
+    def land(self, closed: list[int], at_once: bool) -> None:
+        self.flying.append((self.batch, self.values, closed))
+        while len(self.flying) > (0 if at_once else 1):
+            batch, values, done = self.flying.pop(0)
+            for name, value in values.items():
+                batch.scatter(name, value)
+            for shard in done:
+                self.session.release(shard)
+
+    def finish(self) -> None:
+        if self.flying:
+            self.land([], at_once=True)  # the last step once more changes nothing
+        for shard in np.flatnonzero(self.session.slots.slot_of >= 0).tolist():
+            self.session.release(shard)
+        self.session.finish()
 
 
 def touch(session: Session, shards: Iterable[int]) -> None:
