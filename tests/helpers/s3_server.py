@@ -68,7 +68,7 @@ class Server:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(120)
 
 
 class Proxy:

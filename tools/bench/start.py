@@ -2,7 +2,7 @@
 
 Seconds by the clock; every turn measures each once, and medians count:
   commands    from the shell to the end: `--help` of commands that import torch, and one that computes
-  launches    from the shell to the first step's line in metrics.jsonl (EN on small images, state out of core)
+  launches    from the shell to the first step's line in metrics.jsonl (ROLE on small images, state out of core)
 Ratios:
   commands_vs_torch     the slowest of these commands ÷ `python -c "import torch"` [below 3 s in all]
   one_rank_vs_bare      a launch of one rank ÷ a bare script: import, deepspeed.initialize, one step of a linear layer
@@ -75,7 +75,7 @@ def run(quick: bool, args: argparse.Namespace) -> dict:
                 found[said].append(_launch(folder, f"{said}-{turn}", ranks))
             if not quick:
                 found["two_ranks_by_deepspeed"].append(_launch(folder, f"deepspeed-{turn}", 2, deepspeed=True))
-    seconds = {name: round(statistics.median(times), 2) for name, times in found.items()}
+    seconds = {name: round(statistics.median(times), 3) for name, times in found.items()}
     slowest = max(seconds[f"lacuna_{name}"] for name in names)
     return {"ratios": {"commands_vs_torch": round(slowest / seconds["import_torch"], 2),
                        "one_rank_vs_bare": round(seconds["one_rank"] / seconds["bare_one_rank"], 2),
@@ -94,8 +94,8 @@ def _launch(folder: str, name: str, ranks: int, deepspeed: bool = False) -> floa
     with open(path, "w", encoding="utf-8") as f:
         yaml.safe_dump({
             "name": name, "run_folder": folder,
-            "data": {"train": {"url": folder + "/data"}, "image_size": 32, "streams": 2, "open_shards": 2, "workers": 1},
-            "model": {"backbone": "lacuna:tiny", "expected_positives": 1.2}, "method": {"name": "en"},
+            "data": {"train": {"url": folder + "/data"}, "image_size": 32, "streams": 2, "open_shards": 2},
+            "model": {"backbone": "lacuna:tiny", "expected_positives": 1.2}, "method": {"name": "role"},
             "phases": [{"name": "all", "epochs": 1, "batch": 8, "lr": 1e-3}], "train": {"log_every": 1},
         }, f)
     words = command(ranks, "--config", path, deepspeed=deepspeed)
