@@ -35,10 +35,10 @@ $(MOTO): | $(STAMP)
 	-$(BIN)/python -c 'from tests.helpers.s3_server import install; print(install() or "moto is installed")'
 
 test: lint $(MOTO)
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -m "not long" --durations=15
 
 test-long: lint $(MOTO)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=30
 
 clean:
 	rm -rf .venv .venv-moto .venv-moto.lock .venv-exchange .venv-exchange.lock .venv-loggers .venv-loggers.lock \

@@ -5,7 +5,9 @@ Legend: n rows of one shard, B batch rows, L classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -15,6 +17,7 @@ POSITIVE = 1
 NEGATIVE = 0
 UNKNOWN = -1
 _CHECKED_ROWS = 1 << 17
+_LOWEST_ID = 1 << 31  # below 0: ids out of range are packed, too, and refused by `check`
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,16 @@ class SparseLabels:
         listed_negative = (dense == NEGATIVE) if unlisted == UNKNOWN else np.zeros(dense.shape, bool)
         neg_ptr, neg_ids = _pack_mask(listed_negative)
         return cls(pos_ptr, pos_ids, neg_ptr, neg_ids, unlisted)
+
+    @classmethod
+    def joined(cls, parts: Sequence[SparseLabels], unlisted: int = UNKNOWN) -> SparseLabels:
+        """The rows of all parts, in their order."""
+        def one(pairs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+            lengths = np.concatenate([np.zeros(1, np.int64), *(np.diff(ptr) for ptr, _ in pairs)])
+            return np.cumsum(lengths), np.concatenate([np.zeros(0, np.int32), *(ids for _, ids in pairs)])
+
+        return cls(*one([(part.pos_ptr, part.pos_ids) for part in parts]),
+                   *one([(part.neg_ptr, part.neg_ids) for part in parts]), unlisted)
 
     def __len__(self) -> int:
         return len(self.pos_ptr) - 1
@@ -101,10 +114,15 @@ class SparseLabels:
 
 
 def _pack(lists) -> tuple[np.ndarray, np.ndarray]:
-    arrays = [np.unique(np.asarray(ids, dtype=np.int32)) for ids in lists]
-    ptr = np.zeros(len(arrays) + 1, dtype=np.int64)
-    np.cumsum([len(a) for a in arrays], out=ptr[1:])
-    return ptr, np.concatenate(arrays) if arrays else np.zeros(0, np.int32)
+    """In one go: an array per row of a million rows takes more memory than all labels."""
+    lists = lists if isinstance(lists, Sequence) else list(lists)
+    lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+    ids = np.fromiter(chain.from_iterable(lists), np.int32, int(lengths.sum()))
+    # Row above, id below (from 0 on, whatever its sign): sorted, and each once.
+    codes = np.unique(np.repeat(np.arange(len(lists)), lengths) << 32 | ids.astype(np.int64) + _LOWEST_ID)
+    ptr = np.zeros(len(lists) + 1, dtype=np.int64)
+    np.cumsum(np.bincount(codes >> 32, minlength=len(lists)), out=ptr[1:])
+    return ptr, ((codes & 0xFFFFFFFF) - _LOWEST_ID).astype(np.int32)
 
 
 def _pack_mask(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

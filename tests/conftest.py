@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from lacuna.data_pipelines.annotation.annotate import SCHEMES, annotate
 from lacuna.data_pipelines.annotation.labelled_rows import LabelledRows
@@ -14,6 +15,10 @@ from lacuna.data_pipelines.packing import Layout, pack
 from lacuna.data_pipelines.readers import digits
 from tests.helpers import s3_server
 from tests.helpers.small_disk import mounted
+
+# By default an example has 200 ms, which a busy machine exceeds: no test asserts how long something takes.
+settings.register_profile("lacuna", deadline=None)
+settings.load_profile("lacuna")
 
 
 @pytest.fixture(scope="session")

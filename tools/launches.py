@@ -4,6 +4,7 @@ tests."""
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import random
@@ -16,9 +17,11 @@ import time
 from collections.abc import Callable
 
 from lacuna.basics.errors import UserError
-from lacuna.basics.places import RUN_SCRIPT
+from lacuna.basics.places import RUN_SCRIPT, START_SCRIPT
 
 _PORTS = range(20_000, 32_000)  # Linux connects from 32768 upwards
+# Of NVIDIA, of AMD, of NVIDIA under Windows
+_DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
 _GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -32,26 +35,29 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def command(ranks: int, *arguments: str, port: int = 0, script: str = RUN_SCRIPT,
-            hostfile: str | None = None, devices: str | None = None, verbose: bool = False) -> list[str]:
+            hostfile: str | None = None, deepspeed: bool = False, verbose: bool = False) -> list[str]:
     """Of a launch on this machine, where one rank needs no launcher, or on all slots of a hostfile.
 
-    `devices`: numbers of the GPUs to use, as in 2,3; by default the first ones. `verbose`: the launcher tells what it
-    does, too.
+    Ranks of this machine are started by start_ranks.py, unless DeepSpeed's launcher is asked for; `verbose`: that tells
+    what it does, too.
     """
     if ranks == 1 and not hostfile:
         return [sys.executable, script, *arguments]
+    if not (hostfile or deepspeed or verbose):
+        return [sys.executable, START_SCRIPT, str(ranks), str(port or free_port()), script, *arguments]
     launcher = os.path.join(os.path.dirname(sys.executable), "deepspeed")
     if shutil.which(launcher) is None:
         raise UserError(f"{launcher}: not found. Install the project with `make install`.")
     words = [launcher, *([] if verbose else ["--log_level", "critical"])]
     if hostfile:
         return [*words, "--hostfile", hostfile, script, *arguments]
-    where = ["--include", f"localhost:{devices}"] if devices else ["--num_accelerators", str(ranks)]
-    return [*words, *where, "--master_port", str(port or free_port()), script, *arguments]
+    return [*words, "--num_accelerators", str(ranks), "--master_port", str(port or free_port()), script, *arguments]
 
 
 def gpus() -> int:
     """Of this machine: a rank each, unless told otherwise."""
+    if not any(glob.glob(pattern) for pattern in _DEVICE_FILES):
+        return 0
     import torch  # costs seconds
 
     return torch.cuda.device_count()
@@ -73,7 +79,7 @@ class Launch:
     """One launch in its own session, so that signals reach all of its processes and nothing else."""
 
     def __init__(self, words: list[str], output: str, variables: dict[str, str], cwd: str):
-        self.output, self.alone = output, words[0] == sys.executable
+        self.output, self.alone = output, words[0] == sys.executable and words[1] != START_SCRIPT
         with open(output, "wb") as out:
             self.process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=variables,
                                             start_new_session=True, cwd=cwd)

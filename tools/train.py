@@ -3,8 +3,9 @@
   lacuna train own_images data.train.url=shards/mine             one that ships, by its name (`lacuna configs`)
   lacuna train cole:coco14_an_linear phases.0.lr=1e-4 --ranks 8  one row of a table
   lacuna train my.yaml --hostfile hosts                          a file of yours, on several nodes
-One rank is a plain process; several are started by DeepSpeed's launcher. The exit code is the training's own: 0 done
-or stopped as asked, 2 a mistake in the config. A run that was killed or stopped is resumed by the same command.
+One rank is a plain process; several of one machine are started beside each other, those of a hostfile by DeepSpeed's
+launcher. The exit code is the training's own: 0 done or stopped as asked, 2 a mistake in the config. A run that was
+killed or stopped is resumed by the same command.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--ranks", type=int, metavar="N", help="of this machine (default: one per GPU, else 1)")
     where.add_argument("--hostfile", metavar="FILE", help="DeepSpeed hostfile: all slots of several nodes instead")
-    parser.add_argument("--verbose", action="store_true", help="also what DeepSpeed's launcher says about itself")
+    parser.add_argument("--verbose", action="store_true", help="by DeepSpeed's launcher, and with all that it says")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from lacuna.basics.errors import UserError
 from lacuna.basics.places import CONFIGS
+from lacuna.trainer import uncompiled
 from lacuna.trainer.config.sections import Config, PhaseConfig
 from lacuna.trainer.gradients import Exchange, clip
 from lacuna.trainer.models.classifier import Classifier, head_and_blocks
@@ -148,9 +149,10 @@ def _optimizer(groups: list[dict], phase: PhaseConfig, compiled: bool) -> torch.
     # on a CPU core. Other devices have no such kernel in every version of torch.
     # Compiled gradients may be laid out otherwise than their parameters, which the kernels do not take.
     fused = not compiled and all(p.device.type in ("cpu", "cuda") for group in groups for p in group["params"])
+    kinds = torch.optim if compiled else uncompiled
     if phase.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=phase.lr, momentum=phase.momentum, fused=fused)
-    kind = torch.optim.AdamW if phase.optimizer == "adamw" else torch.optim.Adam
+        return kinds.SGD(groups, lr=phase.lr, momentum=phase.momentum, fused=fused)
+    kind = kinds.AdamW if phase.optimizer == "adamw" else kinds.Adam
     optimizer = kind(groups, lr=phase.lr, fused=fused)
     if all(p.device.type == "cpu" for group in groups for p in group["params"]):
         # Looks for a GPU's driver in every step, to say that a step is not captured in a CUDA graph: a tenth of a small

@@ -1,7 +1,7 @@
 """A rank does not outlive its launcher: it looks for itself whether that is still there, and stops with a checkpoint.
 
-Ranks are started by a node agent (`deepspeed.launcher.launch`), and that by DeepSpeed's runner. A signal to the runner
-alone reaches neither.
+Ranks are started by start_ranks.py, or by a node agent (`deepspeed.launcher.launch`), and that by DeepSpeed's runner. A
+signal to the runner alone reaches neither.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN, SparseLabe
 from lacuna.data_pipelines.readers.base import ClassNames, Dataset, Sample, load_array, read_class_list
 from lacuna.data_pipelines.readers.tsv import table_rows
 
+_BLOCK_ENTRIES = 1 << 24  # of a label matrix at once
+
 
 def configure(group) -> None:
     group.add_argument("--features", required=True, metavar="FILE", help=".npy array [N, D] of floats")
@@ -48,32 +50,57 @@ def read(features: str, labels: str, classes: str | None = None, zeros: str = "n
     else:
         if not names:
             raise UserError(f"--labels {labels} is a table: give its class list with --classes.")
-        rows = list(table_rows(labels, split, ClassNames(names, class_ids)))
-        sparse = SparseLabels.from_lists([r[1] for r in rows], [r[2] for r in rows], UNLISTED_WORDS[unlisted])
-        keys = [r[0].replace(".", "_") for r in rows]
+        named, positives, negatives = [], [], []
+        for key, pos, neg, _ in table_rows(labels, split, ClassNames(names, class_ids)):
+            named.append(key.replace(".", "_"))
+            positives.append(pos)
+            negatives.append(neg)
+        keys, sparse = named, SparseLabels.from_lists(positives, negatives, UNLISTED_WORDS[unlisted])
     if len(keys) != len(array):
         raise UserError(f"{labels}: labels of {len(keys):,} rows, but {features} has {len(array):,}. "
                         "Give matching files.")
-    samples = [Sample(key, FeatureRow(features, row), "npy") for row, key in enumerate(keys)]
     source = {"reader": "features", "features": features, "labels": labels}
-    return Dataset(names, samples, sparse, split, class_ids, kind="feature", source=source)
+    return Dataset(names, FeatureSamples(features, keys), sparse, split, class_ids, kind="feature", source=source)
 
 
 def matrix_labels(path: str, zeros: str) -> tuple[SparseLabels, int]:
     """(labels, number of classes) from a matrix of 1, 0 and -1."""
-    matrix = np.asarray(load_array(path))
+    matrix = load_array(path)
     if matrix.ndim != 2:
         raise UserError(f"{path}: shape {matrix.shape}, expected [N, L].")
-    odd = np.argwhere((matrix != 1) & (matrix != 0) & (matrix != -1))
-    if len(odd):
-        row, column = odd[0]
-        raise UserError(f"{path}: row {row}, column {column} is {matrix[row, column]}; legal: 1, 0, -1.")
+    height = max(1, _BLOCK_ENTRIES // max(1, matrix.shape[1]))
+    blocks = range(0, len(matrix), height)
     minus = NEGATIVE if zeros == "unknown" else UNKNOWN
-    ternary = np.full(matrix.shape, UNLISTED_WORDS[zeros], dtype=np.int8)
-    ternary[matrix == 1] = POSITIVE
-    ternary[matrix == -1] = minus
-    unlisted = UNKNOWN if (ternary == UNKNOWN).any() or zeros == "unknown" else NEGATIVE
-    return SparseLabels.from_dense(ternary, unlisted), matrix.shape[1]
+    some_unknown = zeros == "unknown"
+    for start in blocks:
+        block = matrix[start : start + height]
+        odd = np.argwhere((block != 1) & (block != 0) & (block != -1))
+        if len(odd):
+            row, column = odd[0]
+            raise UserError(f"{path}: row {start + row}, column {column} is {block[row, column]}; legal: 1, 0, -1.")
+        some_unknown = some_unknown or bool((block == -1).any())
+    unlisted = UNKNOWN if some_unknown else NEGATIVE
+    parts = []
+    for start in blocks:
+        block = matrix[start : start + height]
+        ternary = np.full(block.shape, UNLISTED_WORDS[zeros], dtype=np.int8)
+        ternary[block == 1] = POSITIVE
+        ternary[block == -1] = minus
+        parts.append(SparseLabels.from_dense(ternary, unlisted))
+    return SparseLabels.joined(parts, unlisted), matrix.shape[1]
+
+
+class FeatureSamples(Sequence):
+    """Made when they are asked for: a million of them would take as much memory as their features."""
+
+    def __init__(self, path: str, keys: Sequence[str]):
+        self.path, self.keys = path, keys
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, row):
+        return Sample(self.keys[row], FeatureRow(self.path, int(row)), "npy")
 
 
 @dataclass(frozen=True)

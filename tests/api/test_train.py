@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 import lacuna
-from lacuna.tools.launches import free_port, timeless
+from lacuna.tools.launches import command, timeless
 from tests.helpers.launching import ROOT, Launch, assert_equal_weights, environment, metrics
 
 
@@ -199,9 +199,8 @@ def test_the_ranks_of_a_launch_train_together_twice(single_shards, tmp_path):
     script, path = tmp_path / "mine.py", tmp_path / "c.yaml"
     script.write_text(_RANK)
     path.write_text(yaml.safe_dump(config(single_shards, tmp_path, "ranks")))
-    starter = ROOT / "tests" / "helpers" / "start_ranks.py"
-    done = subprocess.run([sys.executable, str(starter), "2", str(free_port()), str(script), str(path)],
-                          capture_output=True, text=True, env=environment(), cwd=tmp_path)
+    done = subprocess.run(command(2, str(path), script=str(script)), capture_output=True, text=True, env=environment(),
+                          cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith("map ")]
     assert len(lines) == 4

@@ -42,7 +42,7 @@ class Browser:
         self._run(self._disconnect())
         self._loop.close()
         self._process.terminate()
-        self._process.wait(60)
+        self._process.wait(120)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def open(self, url: str, ready: str = "document.readyState === 'complete'") -> None:

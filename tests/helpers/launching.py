@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -14,8 +13,8 @@ import yaml
 from safetensors.torch import load_file
 
 from lacuna import state_store
-from lacuna.basics.places import RUN_SCRIPT
 from lacuna.tools import launches
+from lacuna.tools.launches import command
 from lacuna.trainer.bf16 import check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,13 +32,9 @@ def environment(**extra: str) -> dict[str, str]:
     return launches.environment(**{"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": paths, **extra})
 
 
-def command(ranks: int, *arguments: str, port: int = 0, script: str = RUN_SCRIPT) -> list[str]:
-    starter = [str(Path(__file__).parent / "start_ranks.py"), str(ranks), str(port or launches.free_port())]
-    return [sys.executable, *(starter if ranks > 1 else []), script, *arguments]
-
-
 class Launch(launches.Launch):
-    """A launch of a config given as a dict; `folder` is its run folder. With or without DeepSpeed's launcher."""
+    """A launch of a config given as a dict; `folder` is its run folder. Several ranks are
+    started by start_ranks.py, or by DeepSpeed's launcher."""
 
     def __init__(self, config: dict, folder: Path, ranks: int, *overrides: str, port: int = 0, cwd: Path | None = None,
                  launcher: bool = False, **variables: str):
@@ -47,9 +42,7 @@ class Launch(launches.Launch):
         path = folder / f"{config['name']}.yaml"
         path.write_text(yaml.safe_dump({"run_folder": str(folder), **config}))
         words = ("--config", str(path), *overrides)
-        self._start(launches.command(ranks, *words, port=port) if launcher else command(ranks, *words, port=port),
-                    config["name"], folder, cwd, variables)
-        self.alone = ranks == 1
+        self._start(command(ranks, *words, port=port, deepspeed=launcher), config["name"], folder, cwd, variables)
 
     @classmethod
     def many(cls, jobs: list[dict], name: str, folder: Path, ranks: int, **variables: str) -> Launch:
@@ -61,7 +54,6 @@ class Launch(launches.Launch):
         path.write_text(json.dumps(jobs))
         script = str(Path(__file__).parent / "many_runs.py")
         launch._start(command(ranks, str(path), script=script), name, folder, None, variables)
-        launch.alone = ranks == 1
         return launch
 
     def _start(self, words: list[str], name: str, folder: Path, cwd: Path | None, variables: dict[str, str]) -> None:

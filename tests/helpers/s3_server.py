@@ -68,7 +68,7 @@ class Server:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(60)
+        self.process.wait(120)
 
 
 class Proxy:

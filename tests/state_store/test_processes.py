@@ -76,7 +76,7 @@ class Ranks:
     def stop(self) -> None:
         for pipe, process in zip(self.pipes, self.processes, strict=True):
             pipe.send(None)
-            process.join(30)
+            process.join(120)
             assert process.exitcode == 0
 
 

@@ -57,7 +57,7 @@ def test_a_row_is_trained_stopped_and_resumed_on_more_ranks(table, digit_shards)
     launch = train(table, "train.log_every=1", "--ranks", "2")
     launch.alone = False
     launch.wait_until(lambda: len(launch.ranks()) == 2, "two ranks")
-    assert b"deepspeed" in Path(f"/proc/{launch.process.pid}/cmdline").read_bytes(), "the launcher itself"
+    assert b"start_ranks.py" in Path(f"/proc/{launch.process.pid}/cmdline").read_bytes(), "the starter itself"
     assert launch.wait() == 0, launch.text()
     assert json.loads((run / "results.json").read_text())
 

@@ -36,7 +36,7 @@ def long_config(shards, name):
 @pytest.mark.parametrize("number", [1, pytest.param(0, marks=pytest.mark.long)])  # rank 0 keeps the group's store
 def test_a_frozen_rank_is_named_after_the_timeout(digit_shards, folder, number):
     launch = Launch(long_config(digit_shards, f"frozen-{number}"), folder, 2, "train.timeout_seconds=20",
-                    "data.val=null", launcher=True)
+                    "data.val=null")
     launch.wait_for_step(3)
     victim = launch.ranks()[number]
     os.kill(victim, signal.SIGSTOP)
@@ -66,14 +66,14 @@ def test_a_dead_rank_ends_the_launch_and_is_named(digit_shards, folder, number, 
 
 def test_sigterm_to_the_ranks_of_a_launch_checkpoints_and_exits_0(digit_shards, folder):
     launch = Launch(long_config(digit_shards, "preempted"), folder, 2, "data.val=null",
-                    "train.checkpoint_every=1000st", launcher=True)
+                    "train.checkpoint_every=1000st")
     launch.wait_for_step(3)
     os.kill(launch.ranks()[1], signal.SIGTERM)  # one is enough: ranks agree on stopping
     assert launch.wait() == 0, launch.text()[-3000:]
     assert list((launch.folder / "checkpoints").glob("*/COMMIT.json"))
 
 
-def test_sigterm_to_the_launcher_alone_ends_the_run_with_a_checkpoint(digit_shards, folder):
+def test_sigterm_to_deepspeeds_launcher_alone_ends_the_run_with_a_checkpoint(digit_shards, folder):
     """It dies and tells nobody: the ranks notice, and none trains on as an orphan."""
     launch = Launch(long_config(digit_shards, "orphans"), folder, 2, "data.val=null", "train.checkpoint_every=1000st",
                     launcher=True)

@@ -28,6 +28,7 @@ BENCHES = {
     "quality": "lacuna.tools.bench.quality",
     "remote": "lacuna.tools.bench.remote",
     "scale": "lacuna.tools.bench.scale",
+    "start": "lacuna.tools.bench.start",
     "state": "lacuna.tools.bench.state",
     "tax": "lacuna.tools.bench.tax",
 }

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.stats import binom, hypergeom
+import scipy  # its statistics are imported when they are first used: half a second
 
 _FLOOR_SHARE = 0.1  # of delta, for how many positives there are at least
 _FLOOR_SIZES = 6  # thresholds at which that is looked at
@@ -106,7 +106,7 @@ def right_at_least(evidence: Evidence, delta: float) -> int:
         others = n + evidence.entries - reached
         # The more wrong ones, the less likely that validation shows so few: the first number that is too unlikely.
         first = bisect_left(range(reached + 1), True, key=lambda wrong: bool(
-            hypergeom.cdf(seen, others + wrong, seen + wrong, n) <= delta / _FLOOR_SIZES))
+            scipy.stats.hypergeom.cdf(seen, others + wrong, seen + wrong, n) <= delta / _FLOOR_SIZES))
         found = max(found, reached - first + 1 if first <= reached else 0)
     return found
 
@@ -127,7 +127,7 @@ def p_values(evidence: Evidence, limits: np.ndarray, precision: float, floor: in
         # Right entries are no negatives: with `wrong` wrong ones there are at most so many negatives among N. (An image
         # with a right entry of a pool can have a negative one besides.)
         total = n + evidence.entries - (0 if evidence.pool else np.maximum(sizes - wrong, floor))
-        found.append(hypergeom.cdf(seen, total, np.minimum(seen + wrong, total), n))
+        found.append(scipy.stats.hypergeom.cdf(seen, total, np.minimum(seen + wrong, total), n))
     if answers.drawn.any():
         # A draw among all entries above a lower score is a draw among those above this one.
         lot, other = answers.drawn, ~answers.drawn
@@ -135,7 +135,7 @@ def p_values(evidence: Evidence, limits: np.ndarray, precision: float, floor: in
         bad = wrong - reached_answers(answers.scores[other & ~answers.right], limits)
         refused = reached_answers(answers.scores[lot & ~answers.right], limits)
         asked = np.minimum(reached_answers(answers.scores[lot], limits), among)
-        found.append(hypergeom.cdf(refused, among, np.minimum(bad, among), asked))
+        found.append(scipy.stats.hypergeom.cdf(refused, among, np.minimum(bad, among), asked))
     if not found:
         return np.ones(len(limits))
     # Two ways to pass, so each has half.
@@ -146,7 +146,7 @@ def contradicted(evidence: Evidence, limits: np.ndarray, precision: float, delta
     """People reject more of the entries above a limit than a set of this precision would have, drawn or not."""
     answers = evidence.answers
     rejected = reached_answers(answers.scores[~answers.right], limits)
-    return binom.sf(rejected - 1, reached_answers(answers.scores, limits), 1 - precision) < delta
+    return scipy.stats.binom.sf(rejected - 1, reached_answers(answers.scores, limits), 1 - precision) < delta
 
 
 def judge(evidence: Evidence, precision: float, delta: float, most: int | None = None) -> Verdict:

@@ -132,7 +132,7 @@ def _by_a_launcher(job: Job, config: Config) -> tuple[Status, str, dict]:
         path, output = os.path.join(folder, "config.yaml"), os.path.join(folder, "output.txt")
         with open(path, "w", encoding="utf-8") as f:
             yaml.safe_dump(config.model_dump(mode="json"), f, sort_keys=False)
-        words = command(job.ranks, "--config", path, devices=os.environ.get("CUDA_VISIBLE_DEVICES") or None)
+        words = command(job.ranks, "--config", path)
         with open(output, "wb") as out:
             process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=environment(),
                                        preexec_fn=_end_with_the_worker)

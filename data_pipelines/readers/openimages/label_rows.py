@@ -100,7 +100,7 @@ class LabelRows:
             places.append(place(number, ids))
             held.append(labels.take(np.flatnonzero(places[-1] != NOWHERE)))
             contradictions += conflicts
-        return Grouped(np.concatenate(images), np.concatenate(places), _joined(held), contradictions)
+        return Grouped(np.concatenate(images), np.concatenate(places), SparseLabels.joined(held), contradictions)
 
 
 def _group(images: np.ndarray, codes: np.ndarray, classes: int) -> tuple[np.ndarray, SparseLabels, int]:
@@ -123,15 +123,6 @@ def _group(images: np.ndarray, codes: np.ndarray, classes: int) -> tuple[np.ndar
                           np.searchsorted(negative, starts), (negative % classes).astype(np.int32), UNKNOWN)
     return image_ids, labels, int(twice.sum())
 
-
-def _joined(held: list[SparseLabels]) -> SparseLabels:
-    """The rows of all, one after another."""
-    def joined(pairs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-        lengths = np.concatenate([np.zeros(1, np.int64), *(np.diff(ptr) for ptr, _ in pairs)])
-        return np.cumsum(lengths), np.concatenate([np.zeros(0, np.int32), *(ids for _, ids in pairs)])
-
-    return SparseLabels(*joined([(part.pos_ptr, part.pos_ids) for part in held]),
-                        *joined([(part.neg_ptr, part.neg_ids) for part in held]), UNKNOWN)
 
 
 def _batches(path: str) -> Iterator[pa.RecordBatch]:

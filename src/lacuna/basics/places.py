@@ -7,3 +7,4 @@ import os
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CONFIGS = os.path.join(PACKAGE, "configs")
 RUN_SCRIPT = os.path.join(PACKAGE, "trainer", "run.py")
+START_SCRIPT = os.path.join(PACKAGE, "trainer", "start_ranks.py")

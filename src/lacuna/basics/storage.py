@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
-import aiohttp
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 
@@ -82,6 +81,8 @@ def open_stream(url: str) -> BinaryIO:
     # Not fsspec.open: it hands the block size to the file system's constructor, which s3fs refuses.
     if url.startswith(("http://", "https://")):
         # One plain request: not every server knows ranges. A silent one is given up; a slow one may take its time.
+        import aiohttp  # a third of a second
+
         patience = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS)
         web, path = _file_system(url, client_kwargs={"timeout": patience})
         return retrying(lambda: web.open(path, "rb", block_size=0), url)

@@ -104,6 +104,25 @@ def test_ambiguous_name_is_refused():
         names.indices("crane", "x")
 
 
+@pytest.mark.parametrize("zeros", ["negative", "unknown"])
+@pytest.mark.parametrize("block", [1, 7, 1 << 24])
+def test_a_label_matrix_is_read_in_blocks(tmp_path, monkeypatch, block, zeros):
+    """Whatever their size; the only -1 is in the last one."""
+    monkeypatch.setattr(features, "_BLOCK_ENTRIES", block)
+    matrix = np.random.default_rng(0).integers(0, 2, (11, 3)).astype(np.int8)
+    matrix[10, 2] = -1
+    np.save(tmp_path / "y.npy", matrix)
+    labels, width = features.matrix_labels(str(tmp_path / "y.npy"), zeros)
+    zero, minus = (UNKNOWN, NEGATIVE) if zeros == "unknown" else (NEGATIVE, UNKNOWN)
+    assert width == 3
+    assert labels.unlisted == UNKNOWN
+    assert np.array_equal(labels.dense(3), np.select([matrix == 1, matrix == 0], [POSITIVE, zero], minus))
+    matrix[9, 1] = 5
+    np.save(tmp_path / "y.npy", matrix)
+    with pytest.raises(UserError, match="row 9, column 1 is 5"):
+        features.matrix_labels(str(tmp_path / "y.npy"), zeros)
+
+
 def test_features_become_plain_npy_members(tmp_path):
     vectors = np.random.RandomState(0).randn(5, 7).astype(np.float32)
     matrix = np.array([[1, 0, -1], [0, 0, 1], [-1, -1, -1], [1, 1, 1], [0, 1, 0]], np.int8)
