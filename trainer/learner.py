@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 class Learner:
     """Of one phase. A rank's share is cut into micro-batches; a loss with a batch-coupled term sees them as one."""
 
-    def __init__(self, run: Run, engine, split: BatchSplit):
-        self.run, self.engine, self.split = run, engine, split
+    def __init__(self, run: Run, engine, split: BatchSplit, pull: torch.Tensor | None = None):
+        """`pull`: λ·W₀, where the head's decay is towards W₀ (head_decay.py)."""
+        self.run, self.engine, self.split, self.pull = run, engine, split, pull
         self.two_forwards = run.method.needs().whole_batch and split.pieces > 1
         needs = run.method.needs()
         self.with_maps, self.of_classes = needs.maps, needs.class_features
@@ -88,7 +89,10 @@ class Learner:
 
     def _with_further(self, loss: torch.Tensor, piece: int, further: Further | None,
                       added: list[torch.Tensor]) -> torch.Tensor:
-        """A piece's loss with that of its further samples, whose share is noted."""
+        """A piece's loss with that of its further samples, whose share is noted, and with the head's pull, which is the
+        same on every rank and in every piece: DeepSpeed's mean over both leaves it as it is."""
+        if self.pull is not None:
+            loss = loss - (self.run.model.head.weight * self.pull).sum()
         if further is None:
             return loss
         part = further.narrow(piece, self.split.pieces)

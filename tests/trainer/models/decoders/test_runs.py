@@ -8,7 +8,8 @@ import pytest
 from tests.helpers.launching import Launch, assert_equal_weights, losses
 from tests.helpers.method_runs import STEPS, config, make_data
 
-RUNS = {"q2l": ("lac", "query2label", 0.0), "dropped": ("lac", "query2label", 0.1), "mld": ("en_scl", "ml_decoder", 0.0)}
+RUNS = {"q2l": ("lac", "query2label", 0.0), "dropped": ("lac", "query2label", 0.1),
+        "mld": ("en_scl", "ml_decoder", 0.0)}
 
 
 def job(data, name: str, suffix: str = "") -> dict:
