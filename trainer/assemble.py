@@ -17,6 +17,7 @@ from lacuna.trainer.config.sections import Config, SplitConfig
 from lacuna.trainer.evaluate import make_bf16_safe
 from lacuna.trainer.fully_labelled import check_fully_labelled
 from lacuna.trainer.grouping import groups_fingerprint, with_groups
+from lacuna.trainer.head_decay import check_head_decay
 from lacuna.trainer.head_start import start_bias, start_weights
 from lacuna.trainer.loggers import check_loggers
 from lacuna.trainer.methods import build_method
@@ -64,6 +65,7 @@ def build_run(config: Config, world: World, watchdog: Watchdog, stop: Stop | Non
 
 def check_method(config: Config, method: Method) -> None:
     """Refuse augmentations that move what a method compares, and phases in which it could do nothing."""
+    check_head_decay(config)
     needs = method.needs()
     name, strong = config.method["name"], config.data.strong_augment
     if needs.maps and train_augment(config.data).moves_pixels_unrecorded:

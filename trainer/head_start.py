@@ -43,7 +43,12 @@ def start_weights(model: Classifier, config: ModelConfig, task: Task) -> None:
         weight = model.head.weight
     wanted = fitted(vectors, weight.shape[1], task.seed)
     with torch.no_grad():
-        weight.copy_((wanted * (weight.norm() / wanted.norm().clamp(min=1e-12))).to(weight))
+        scale = weight.norm() / wanted.norm().clamp(min=1e-12)
+        if config.head_init_length is not None:
+            lengths = wanted.norm(dim=1)
+            scale = config.head_init_length / lengths[lengths > 0].mean()
+        weight.copy_((wanted * scale).to(weight))
+        model.head_start = weight.detach().clone()
 
 
 def fitted(vectors: torch.Tensor, width: int, seed: int) -> torch.Tensor:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 class Learner:
     """Of one phase. A rank's share is cut into micro-batches; a loss with a batch-coupled term sees them as one."""
 
-    def __init__(self, run: Run, engine, split: BatchSplit):
-        self.run, self.split = run, split
+    def __init__(self, run: Run, engine, split: BatchSplit, pull: torch.Tensor | None = None):
+        """`pull`: λ·W₀, where the head's decay is towards W₀ (head_decay.py)."""
+        self.run, self.split, self.pull = run, split, pull
         self.engine = Alone(engine) if Alone.suits(run.config, run.world) else engine
         self.two_forwards = run.method.needs().whole_batch and split.pieces > 1
         needs = run.method.needs()
@@ -90,7 +91,10 @@ class Learner:
 
     def _with_further(self, loss: torch.Tensor, piece: int, further: Further | None,
                       added: list[torch.Tensor]) -> torch.Tensor:
-        """A piece's loss with that of its further samples, whose share is noted."""
+        """A piece's loss with that of its further samples, whose share is noted, and with the head's pull, which is the
+        same on every rank and in every piece: DeepSpeed's mean over both leaves it as it is."""
+        if self.pull is not None:
+            loss = loss - (self.run.model.head.weight * self.pull).sum()
         if further is None:
             return loss
         part = further.narrow(piece, self.split.pieces)

@@ -22,6 +22,7 @@ from lacuna.trainer.config.durations import to_steps
 from lacuna.trainer.engine import BatchSplit, build_engine, zero_stage
 from lacuna.trainer.evaluate import describe, evaluate
 from lacuna.trainer.fully_labelled import fully_labelled
+from lacuna.trainer.head_decay import pull_to_start
 from lacuna.trainer.learner import Learner
 from lacuna.trainer.loop import train_epoch
 from lacuna.trainer.methods.base import EpochStart
@@ -54,7 +55,7 @@ class Phase:
                             f"Resume with {checkpoint.world} ranks, or start runs that shall change with zero0.")
         self.engine, self.base_lr = build_engine(run.model, run.config, self.config, world, universal)
         run.model.cut = cut_of(run.model, run.config, number, run.method.needs())
-        self.learner = Learner(run, self.engine, split)
+        self.learner = Learner(run, self.engine, split, pull_to_start(run, number))
         self.ema = copy.deepcopy(run.model).eval() if train_config.ema_decay else None
         if checkpoint:
             load_engine(self.engine, checkpoint, world, run.checkpoints.folder.remote)

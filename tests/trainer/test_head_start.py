@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.index import ShardIndex
 from lacuna.trainer.class_vectors import read_class_vectors, write_class_vectors
+from lacuna.trainer.config.sections import parse_config
+from lacuna.trainer.head_decay import check_head_decay
 from lacuna.trainer.head_start import fitted
 from tests.helpers.launching import last_checkpoint
 from tests.helpers.small_runs import CLASSES, WIDTH, Trainer, body, make_data
@@ -59,6 +61,44 @@ def test_a_run_starts_from_them(tmp_path):
     assert weight.shape == (CLASSES, WIDTH)
     np.testing.assert_allclose(cosines(weight), cosines(vectors), atol=1e-4)
     assert np.linalg.norm(weight) / np.sqrt(CLASSES) == pytest.approx(1 / np.sqrt(3), rel=0.2)  # as torch draws them
+
+
+def test_decay_towards_them(tmp_path):
+    """SGD without momentum in one step: W₁ = W₀ − lr·∂loss, whatever the decay is; towards 0 it would be lr·λ·W₀ less.
+    Cut in two pieces it is the same."""
+    make_data(tmp_path)
+    path = str(tmp_path / "start.npy")
+    np.save(path, np.random.RandomState(0).randn(CLASSES, WIDTH).astype(np.float32))
+    found = {}
+    for name, decay, aim, micro in (("none", 0.0, "zero", 0), ("start", 0.5, "head_init", 0),
+                                    ("pieces", 0.5, "head_init", 8), ("zero", 0.5, "zero", 0)):
+        config = body(tmp_path, name)
+        config["model"] |= {"head_init": path, "head_init_length": 2.0}
+        config["method"] = {"name": "an"}
+        config["phases"] = [{"name": "all", "epochs": 1, "batch": 16, "lr": 0.1, "optimizer": "sgd", "momentum": 0.0,
+                             "head_weight_decay": decay, "head_decay_to": aim}]
+        config["train"] |= {"micro_batch": micro, "stop_after": 0, "checkpoint_every": "1st", "keep": 100}
+        Trainer().train(config)
+        first = sorted(p for p in (tmp_path / name / "checkpoints").iterdir())[0]
+        found[name] = load_file(first / "model.safetensors")["head.weight"].numpy()
+    np.testing.assert_allclose(found["start"], found["none"], atol=1e-6)
+    np.testing.assert_allclose(found["pieces"], found["none"], atol=1e-6)
+    start = np.load(path) * 2.0 / np.linalg.norm(np.load(path), axis=1).mean()
+    np.testing.assert_allclose(found["zero"], found["none"] - 0.1 * 0.5 * start, atol=1e-6)
+
+
+@pytest.mark.parametrize(("model", "phase", "words"), [
+    ({}, {}, r"needs model.head_init=FILE and model.head=linear; model.head_init is None"),
+    ({"head_init": "x.npy"}, {"optimizer": "adamw"}, r"optimizer adam or sgd \(here adamw\)"),
+    ({"head_init": "x.npy"}, {"head_weight_decay": 0.0}, r"a head_weight_decay above 0 \(here 0.0\)"),
+])
+def test_what_decay_towards_them_needs(tmp_path, model, phase, words):
+    config = body(tmp_path, "refused")
+    config["model"] |= model
+    config["phases"] = [{"name": "all", "epochs": 1, "batch": 16, "lr": 0.1, "head_weight_decay": 0.1,
+                         "head_decay_to": "head_init", **phase}]
+    with pytest.raises(UserError, match=words):
+        check_head_decay(parse_config(config, "test"))
 
 
 def test_files_that_do_not_fit(tmp_path):

@@ -9,7 +9,8 @@
   lacuna scores runs/coco-an --shards shards/coco14/train --out shards/coco14/an            one of our runs
 MODEL is open_clip:NAME (also open_clip:hf-hub:REPO and open_clip:local-dir:FOLDER), timm:NAME, torchvision:NAME, or a
 run. Weights are a file, a tag that is fetched (needs a connection), or `default`. Then: method.scores=OUT. The
-embeddings of class names are left beside the table, in OUT.text.npz, for `lacuna relation text` and model.head_init.
+embeddings of class names are left beside the table, in OUT.text.npz, for `lacuna relation text` and model.head_init; of
+a classifier, its own weights for our classes, in OUT.vectors.npz, for model.head_init of runs on the same network.
 Every shard is one part: a rerun goes on where the last one stopped.
 """
 
@@ -120,7 +121,12 @@ def _with_classifier(args: argparse.Namespace, kind: str, name: str) -> None:
         source.index, outputs)
     lacking = [cls for cls, own in zip(source.index.classes, mapping, strict=True) if not own]
     job = OutsideJob(replace(model, mapping=mapping), source, args.views)
-    _score(args, job, source, job.model.facts, {"without_counterpart": lacking})
+    vectors = args.out.rstrip("/") + ".vectors.npz"
+    own_rows = job.model.class_vectors()
+    if own_rows is not None:
+        write_class_vectors(vectors, own_rows, source.index.classes, json.dumps(job.model.facts))
+    _score(args, job, source, job.model.facts, {"without_counterpart": lacking,
+                                                "vectors": None if own_rows is None else vectors})
 
 
 def _with_run(args: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from lacuna.basics.errors import UserError
@@ -70,6 +71,18 @@ class ClassifierModel:
         if is_file(self.weights):
             _fill(model, self.weights)
         return model.eval(), Look(self.size or look.size, look.interpolation, look.mean, look.std)
+
+    def class_vectors(self) -> np.ndarray | None:
+        """float32 [L, D]: the directions that its last layer, less the mean over its outputs, has for our classes, of
+        length 1, or 0 without a counterpart. None if it does not end with a linear layer."""
+        model, _ = self.open()
+        last = [module for module in model.modules() if isinstance(module, torch.nn.Linear)][-1:]
+        if not last or last[0].out_features <= max((max(own) for own in self.mapping if own), default=0):
+            return None
+        rows = last[0].weight.detach().double()
+        rows = rows - rows.mean(0)
+        ours = torch.stack([rows[list(own)].mean(0) if own else torch.zeros_like(rows[0]) for own in self.mapping])
+        return torch.nn.functional.normalize(ours, dim=1).float().numpy()
 
     def classes(self, listed: str | None = None) -> list[ModelClass]:
         """What its outputs are: the lines of a file (`wnid<TAB>name, name` or names), or ImageNet's by their number."""

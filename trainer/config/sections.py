@@ -178,7 +178,11 @@ class ModelConfig(Section):
     head_init: str | None = None
     """Where the head's weights start: a file with a vector per class, such as the OUT.text.npz of `lacuna scores` (by
     class name) or a .npy [L, D]. Vectors of another width than the head's input are turned into it so that their angles
-    stay, as far as the width allows; all are scaled to the mean length of torch's random start."""
+    stay, as far as the width allows; all are scaled to the mean length of torch's random start. OUT.vectors.npz of
+    `lacuna scores timm:NAME` is for runs on the same network: what its own classifier knows about the classes."""
+    head_init_length: float | None = Field(None, gt=0)
+    """Mean length of head_init's vectors (those that are not 0) instead of that of torch's start. With head_norm: l2
+    and phases.N.head_decay_to: head_init, 0.4 was best on photos."""
     head_norm: Literal["none", "l2"] = "none"
     """l2: what enters the head (after the bottleneck) is divided by its length, centred, and scaled back to the spread
     that it had: c·(x/‖x‖ − mean). Mean and c are measured once, before the first step, and then stay: for features and
@@ -218,6 +222,9 @@ class PhaseConfig(Section):
     head_weight_decay: float | None = Field(None, ge=0)
     """Of the head (and bottleneck) apart from the backbone's; default: weight_decay. With adam, λ/L here equals a term
     λ/2·‖W‖² beside a loss that sums over the L classes, since most losses here are means over classes."""
+    head_decay_to: Literal["zero", "head_init"] = "zero"
+    """head_init: the head's decay (adam, sgd) is towards the vectors of model.head_init instead of 0, so that classes
+    with few labels stay near them."""
     layer_decay: float = Field(1.0, gt=0, le=1)
     """Learning rate of the backbone's blocks: the last one has lr, each one before it this much less; 1 = all the
     same."""

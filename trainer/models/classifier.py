@@ -36,6 +36,7 @@ class Classifier(nn.Module):
 
     mean: torch.Tensor
     std: torch.Tensor
+    head_start: torch.Tensor | None  # what model.head_init made of the head's weights
 
     def __init__(self, backbone: nn.Module, width: int, classes: int, config: ModelConfig, normalize: str,
                  names: dict[str, str] | None = None):
@@ -55,6 +56,7 @@ class Classifier(nn.Module):
         self.graph: Callable = Classifier.outputs
         self.freeze_statistics = config.batchnorm == "frozen"
         self.set_trainable("all")
+        self.register_buffer("head_start", None, persistent=False)
         mean, std = _NORMS[normalize]
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1) * 255, persistent=False)
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1) * 255, persistent=False)

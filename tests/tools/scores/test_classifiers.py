@@ -70,6 +70,13 @@ def test_scores_by_a_mapping(weights, digit_shards, tmp_path, activation):
             expected = [add(p[[0, 1]]), p[7], 0, add(p[[1, 2]]), *[0] * 6]
             np.testing.assert_allclose(found[row], expected, atol=1e-5)
     assert np.ptp(found[:, 0]) > 1e-3
+    rows = net.classifier.weight.detach().double().numpy()
+    rows = rows - rows.mean(0)
+    vectors = job.model.class_vectors()
+    for number, own in ((0, [0, 1]), (1, [7]), (3, [1, 2])):
+        expected = rows[own].mean(0)
+        np.testing.assert_allclose(vectors[number], expected / np.linalg.norm(expected), atol=1e-5)
+    assert not vectors[[2, 4, 5, 6, 7, 8, 9]].any()
 
 
 @pytest.fixture

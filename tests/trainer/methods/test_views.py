@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from lacuna.trainer.methods import build_method
+from lacuna.trainer.methods.base import Outputs
 from lacuna.trainer.methods.ignore import kept_pixels
 from lacuna.trainer.methods.lac import Entries, Queue, contrastive
 from tests.helpers.loss_checks import random_case
@@ -198,6 +199,25 @@ def test_lac_contrast_over_a_queue_that_fills_up():
     fresh = method_of("lac", z, contrast_phase=0, queue=12, embedding=4)
     fresh.load_state(method.state())
     assert torch.equal(fresh.queue.features, method.queue.features)
+
+
+def test_lac_contrasts_what_queries_gathered():
+    """With a head that has a feature of every class, those are projected; score maps are not asked for."""
+    z, _ = case()
+    task = replace(task_for(z), class_width=3)
+    method = build_method({"name": "lac", "contrast_phase": 0, "contrast_threshold": 0.8, "embedding": 4}, task)
+    assert (method.needs().maps, method.needs().class_features) == (False, True)
+    method.projector.double()
+    torch.manual_seed(0)
+    weak, strong = (Outputs(torch.randn(*z.shape, dtype=torch.float64), None,
+                            torch.randn(*z.shape, 3, dtype=torch.float64)) for _ in range(2))
+    terms = take_step(method, weak, z, forward=lambda view: strong, phase=0)
+    sure = torch.where(torch.from_numpy(z) == NEGATIVE, 0.0,
+                       torch.sigmoid(weak.logits) + (torch.from_numpy(z) == POSITIVE))
+    entries = [(i, *(F.normalize(method.projector(out.features[n, i]), dim=0) for out in (weak, strong)))
+               for n, i in np.ndindex(*z.shape) if sure[n, i] >= 0.8]
+    assert len(entries) > 1
+    torch.testing.assert_close(terms.coupled, naive_contrast(entries, 0.5), rtol=1e-5, atol=1e-7)
 
 
 def test_lac_takes_the_surest_entries_when_a_batch_has_more_than_the_queue():
