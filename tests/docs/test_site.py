@@ -32,11 +32,12 @@ def test_every_setting_is_explained(reference):
     page = reference.settings_page()
     config = lacuna.load_config("demo", "data.fully_labelled.url=x")
     for key in flat(config.model_dump(mode="json")):
-        key = re.sub(r"^(method|.*\.(scale|color_jitter|trainable))\..*", r"\1", key)
+        key = re.sub(r"^(method|.*\.(scale|color_jitter|trainable|loggers))\..*", r"\1", key)
         key = re.sub(r"^phases\.\d+", "phases.N", key)
         assert f"| `{key}` |" in page, key
     assert "| `model.head_bias` | `prior` | `prior` or `zero` or `default` | Where the head&#x27;s" in page.replace(
         "head's", "head&#x27;s")
+    assert "| `train.loggers` | `[tensorboard]` | list of `tensorboard` or `wandb` or `mlflow` |" in page
     assert "| `phases.N.epochs` | **required** | whole number, > 0 |" in page
 
 
