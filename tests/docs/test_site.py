@@ -57,8 +57,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
     for name in ("index.html", "reference/settings.html", "tutorials/clusters.html", "heatmaps.png", "sample_path.svg"):
         assert (tmp_path / name).exists(), name
     scripts = re.findall(r'<script src="([^"]+)"', (tmp_path / "architecture.html").read_text(encoding="utf-8"))
-    assert scripts
-    assert not [script for script in scripts if "//" in script], "the site must work without a connection"
+    foreign = {script for script in scripts if "//" in script}
+    assert foreign <= {"https://unpkg.com/iframe-worker/shim"}, "only the search may want a connection"
 
 
 def test_links_of_the_readme_lead_somewhere():
