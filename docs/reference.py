@@ -71,6 +71,8 @@ def _default(field) -> str:
     value = field.get_default(call_default_factory=True)
     if isinstance(value, sections.Section):
         return "see below"
+    if isinstance(value, tuple):
+        return f"`[{', '.join(map(str, value))}]`"
     return f"`{'null' if value is None else str(value).lower() if isinstance(value, bool) else value}`"
 
 

@@ -1,7 +1,7 @@
 """Simulated partial annotation. Labels are taken away from an existing sidecar; images and tars are not touched.
 
   lacuna annotate DATASET --scheme val_split                      subsets `train` and `val` (20 % of the rows)
-  lacuna annotate DATASET --scheme single_positive --name single  one positive label an image
+  lacuna annotate DATASET --scheme single_positive --name single  one positive label per image
   lacuna annotate DATASET --scheme single_positive --name one_each --num-pos 1 --num-neg 1
   lacuna annotate DATASET --scheme fpc --name fpc1000 --per-class 1000
   lacuna annotate DATASET --scheme rpa --name rpa50 --p 0.5
@@ -44,7 +44,7 @@ _OPTIONS: dict[str, tuple[type, str]] = {
     "groups": (str, "val_split: groups that are not to be split, made with --scheme groups"),
     "pattern": (str, "groups: regular expression whose first bracket is the part of a key that names its group"),
     "table": (str, "groups: file with lines `key<TAB>group`; other samples are in none"),
-    "parents": (str, "graph: file with one `child<TAB>parent` line a class (class names or stable ids)"),
+    "parents": (str, "graph: file with one `child<TAB>parent` line per class (class names or stable ids)"),
 }
 
 

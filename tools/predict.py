@@ -6,7 +6,8 @@
   lacuna predict model holiday-photos/ --heatmaps heatmaps.png          where in the image, for the strongest classes
 Without thresholds in the model (`lacuna export --val …`), --threshold decides for all classes (default 0.5).
 Probabilities are calibrated if the model was exported with --val; --json says so in `calibrated`.
---json prints one JSON object a line and image. Exit code 1 if any image could not be read; the others are done.
+--json prints one JSON object per image, each on a line of its own. Exit code 1 if any image could not be read; the
+others are done.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL_DIR", help="folder or URL that `lacuna export` made")
     parser.add_argument("images", nargs="+", metavar="IMAGE|FOLDER", help="files, or folders with images below "
                         "them; or URLs of such")
-    parser.add_argument("--top", type=int, default=5, help="strongest classes listed a image (default 5)")
+    parser.add_argument("--top", type=int, default=5, help="strongest classes to list per image (default 5)")
     parser.add_argument("--threshold", type=float, help="predict classes with at least this probability "
                         "(default: the model's thresholds, else 0.5)")
     parser.add_argument("--batch", type=int, default=16, help="images at a time (default 16)")
     parser.add_argument("--heatmaps", metavar="OUT.png", help=f"draw where (the first {_SHEET} images)")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, for every image")
+    parser.add_argument("--json", action="store_true", help="one JSON object per image, each on a line of its own")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,8 +22,7 @@ _ENDINGS = (".pth", ".pt", ".safetensors", ".bin", ".ckpt")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", nargs="?", help="weights to look at or to convert (.pth, .pt, .ckpt, .bin, "
-                        ".safetensors)")
+    parser.add_argument("file", nargs="?", help="weights to look at or to convert (.pth, .ckpt, .safetensors, …)")
     parser.add_argument("--backbone", metavar="NAME", help="as in model.backbone: torchvision:NAME or timm:NAME")
     parser.add_argument("--out", metavar="FILE", help="write the converted weights here (.safetensors)")
     parser.add_argument("--size", type=int, default=224, help="of the images of the check, in pixels (default 224)")

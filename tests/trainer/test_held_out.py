@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 import lacuna
+from lacuna.tools.cli import main
 from lacuna.trainer.held_out import KnownRanks, describe
 from lacuna.trainer.training_data import training_source, without_held_out
 from lacuna.trainer.world import World
@@ -81,6 +84,10 @@ def test_a_run_without_val(single_shards, tmp_path):
     text = (tmp_path / "alone" / "log.txt").read_text()
     assert f"held out {len(held)}" in text
     assert f"`lacuna select {config.folder} --budget 100`" in text
+    assert main(["export", config.folder, "--out", str(tmp_path / "model"), "--no-onnx"]) == 0
+    labels = json.loads((tmp_path / "model" / "labels.json").read_text())
+    assert {entry["threshold"] for entry in labels["classes"]} == {outcome.held_out["threshold"]}
+    assert labels["source"]["thresholds_from"].startswith("held-out samples: as many labels per sample as expected")
 
 
 def test_with_val_nothing_is_held_out(single_shards):

@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--labels", default="labels", metavar="NAME", help="its label sidecar (default: labels)")
     parser.add_argument("--subset", metavar="NAME", help="only these rows of it (default: all)")
     parser.add_argument("--predictions", nargs="+", metavar="FILE", help="scores of any model, instead of RUN")
-    parser.add_argument("--rows", metavar="FILE", help=f"keys or file names of the predictions' rows, one a line; or "
+    parser.add_argument("--rows", metavar="FILE", help=f"keys or file names of the predictions' rows, one per line; or "
                         f"the word {IN_ORDER}: validation numbers, or the order of the shards")
     parser.add_argument("--allow-missing", action="store_true", help="evaluate although some images have no prediction")
     parser.add_argument("--real", metavar="FILE", help="real.json: ReaL's label sets")
@@ -249,8 +249,8 @@ def _keys(args: argparse.Namespace, predictions: Predictions, truth: Truth) -> l
     elif predictions.keys is not None:
         keys = predictions.keys
     else:
-        raise UserError(f"--rows is needed: a file with the image of every row of {predictions.where}, one a line (or "
-                        f"`--rows {IN_ORDER}` if they are in the order of {truth.where}).")
+        raise UserError(f"--rows is needed: a file with the image of every row of {predictions.where}, one per line "
+                        f"(or `--rows {IN_ORDER}` if they are in the order of {truth.where}).")
     if len(keys) != len(predictions):
         raise UserError(f"--rows {args.rows}: {len(keys):,} rows, {predictions.where} has {len(predictions):,}.")
     return keys

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import os
 import time
-
-from mlflow.entities import Metric, Param
-from mlflow.exceptions import MlflowException
-from mlflow.tracking import MlflowClient
+from typing import TYPE_CHECKING, Any
 
 from lacuna.basics.errors import UserError
 from lacuna.trainer.config.sections import Config, flat
 from lacuna.trainer.loggers.sender import Sender
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric  # an extra: imported where it is used
 
 _BATCH = 100  # parameters that the service takes at once
 _LONGEST = 500  # characters of a parameter, for servers of any version
 
 
 def new_identity(config: Config) -> str:
+    from mlflow.entities import Param
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "lacuna")
     try:
         client = MlflowClient()
@@ -40,7 +44,11 @@ class MLflow:
     catches_up = True
 
     def __init__(self, identity: str):
-        self.client, self.identity = MlflowClient(), identity
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+
+        self.client: Any = MlflowClient()
+        self.identity = identity
         try:
             self.client.update_run(identity, status="RUNNING")
         except MlflowException as error:
@@ -49,6 +57,8 @@ class MLflow:
         self.sender = Sender("MLflow")
 
     def write(self, kind: str, step: int, values: dict[str, float]) -> None:
+        from mlflow.entities import Metric
+
         now = int(time.time() * 1000)
         lines = [Metric(f"{kind}/{key}", float(value), now, step) for key, value in values.items()]
         self.sender.put(lambda: self._send(lines))
@@ -70,6 +80,6 @@ class MLflow:
         self.sender.close()
 
 
-def _refused(what: str, error: MlflowException) -> UserError:
+def _refused(what: str, error: Exception) -> UserError:
     return UserError(f"train.loggers: MLflow {what} ({' '.join(str(error).split())[:300]}). Check MLFLOW_TRACKING_URI "
                      f"({os.environ.get('MLFLOW_TRACKING_URI') or 'not set'}), or leave 'mlflow' out.")

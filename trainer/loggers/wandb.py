@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import uuid
 
-import wandb
-
 from lacuna.basics.errors import UserError
 from lacuna.trainer.config.sections import Config
 from lacuna.trainer.loggers.sender import Sender
@@ -25,6 +23,8 @@ class WeightsAndBiases:
     catches_up = True
 
     def __init__(self, config: Config, identity: str):
+        import wandb  # an extra
+
         settings = wandb.Settings(console="off", silent=True)  # our log is our own
         try:
             self.run = wandb.init(project=os.environ.get("WANDB_PROJECT", "lacuna"), id=identity, name=config.name,
