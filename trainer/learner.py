@@ -94,7 +94,7 @@ class Learner:
         """A piece's loss with that of its further samples, whose share is noted, and with the head's pull, which is the
         same on every rank and in every piece: DeepSpeed's mean over both leaves it as it is."""
         if self.pull is not None:
-            loss = loss - (self.run.model.head.weight * self.pull).sum()
+            loss = loss - (self.run.model.head.get_parameter("weight") * self.pull).sum()
         if further is None:
             return loss
         part = further.narrow(piece, self.split.pieces)

@@ -189,7 +189,8 @@ def _existing(name: str, folder: str, width: int, shards: int, rows: int) -> Cal
 
 def victim() -> None:
     """The child's part."""
-    name, folder, width, shards, rows = *sys.argv[1:3], *map(int, sys.argv[3:])
+    name, folder = sys.argv[1:3]
+    width, shards, rows = map(int, sys.argv[3:])
     imports = peak_resident_bytes()
     contender = make(name, folder, width, shards, rows)
     schedule = parts.staggered(shards, rows, min(OPEN_SHARDS, max(1, shards // 2)), min(BATCH, rows), seed=0)

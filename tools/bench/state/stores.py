@@ -160,6 +160,6 @@ def duplicate_durably(folder: str, target: str, put: Callable[[str, str], object
             os.close(descriptor)
 
 
-STORES = {"zarr": ("zarr", ZarrFolder), "zarrs": ("zarrs", ZarrsFolder),
-          "tensorstore": ("tensorstore", TensorstoreFolder), "icechunk": ("icechunk", IcechunkRepository),
-          "memmap": ("numpy", Memmap)}
+STORES: dict[str, tuple[str, Callable[..., Any]]] = {
+    "zarr": ("zarr", ZarrFolder), "zarrs": ("zarrs", ZarrsFolder), "tensorstore": ("tensorstore", TensorstoreFolder),
+    "icechunk": ("icechunk", IcechunkRepository), "memmap": ("numpy", Memmap)}
