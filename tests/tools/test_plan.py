@@ -68,7 +68,8 @@ class Counted:
 
 def test_predictions_are_within_a_fifth_of_what_is_measured(shards, tmp_path, capsys):
     path = config(shards, tmp_path)
-    code, planned = plan(capsys, str(path))
+    # Its two epochs end the calibration: on a busy machine the usual time would, with few rows of the state written.
+    code, planned = plan(capsys, str(path), "--seconds", "600")
     assert (code, planned["problems"]) == (0, [])
     assert (planned["samples"], planned["shards"]) == (1500, 30)
     run = Counted(path, tmp_path)
