@@ -22,8 +22,9 @@ def read_search(path: str) -> dict[str, Any] | None:
 
 
 def best_runs(path: str, found: dict[str, Any]) -> list[str]:
-    """Run folders of the best trial of every method, the best first."""
-    names = sorted(found["best_of_methods"].values(), key=lambda name: name != found["best"])
+    """Run folders of the best trial of every method, the best of all last: the headline takes the first run for the
+    baseline of the others."""
+    names = sorted(found["best_of_methods"].values(), key=lambda name: name == found["best"])
     folders = {trial["trial"]: trial["folder"] for trial in found["trials"]}
     if not names:
         raise UserError(f"{path}: no trial of this search has a score yet; `lacuna tune` goes on with it.")

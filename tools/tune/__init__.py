@@ -38,7 +38,7 @@ from lacuna.tools.tune import findings
 from lacuna.tools.tune.budget import Tune, checked, contenders
 from lacuna.tools.tune.search import SearchWork
 from lacuna.trainer.config.files import changed, parse_overrides, read_body, read_yaml
-from lacuna.trainer.config.sections import Config, parse_config
+from lacuna.trainer.config.sections import Config
 from lacuna.trainer.config.tables import closest
 from lacuna.trainer.config.validation import validated
 from lacuna.trainer.methods import METHODS
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
     body = read_body(args.config)
     tune, where = read_section(args, body)
     body = changed(body, parse_overrides([*args.overrides, *(w for w in args.methods or [] if "=" in w)]))
-    config = parse_config(body, args.config)
+    config = checked(body, args.config)  # also the settings of its own method, which may take no part
     if config.data.val is None:
         raise UserError(f"{args.config}: data.val is not set; trials are judged by their validation mAP. Give fully "
                         "labelled images that take no part in training, e.g. data.val.url=….")

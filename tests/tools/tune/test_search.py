@@ -215,6 +215,7 @@ def test_shipped_spaces_are_legal_for_their_methods(folder):
     (["--trials", "0"], "--trials 0: must be more than 0"),
     (["--space", "nowhere.yaml"], "--space nowhere.yaml: cannot be read"),
     (["phases.0.lrr=1"], "did you mean 'lr'?"),
+    (["--methods", "an", "method.gama=1"], "method 'en'"),
     (["--ranks", "0"], "--ranks 0: must be 1 or more"),
 ])
 def test_mistakes(words, said, folder, capsys):
