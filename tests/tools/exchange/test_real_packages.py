@@ -59,7 +59,7 @@ project.validate()
 checked = {"tasks": all(project.validate_task({"data": task["data"]}) for task in tasks),
            "annotations": [project.validate_annotation(a) for t in tasks for a in t.get("annotations", [])],
            "predictions": [project.validate_prediction(p) for t in tasks for p in t.get("predictions", [])]}
-Converter(setup, sys.argv[1]).convert_to_json(sys.argv[1] + "/tasks.json", sys.argv[1] + "/simple", is_dir=False)
+Converter(setup, sys.argv[1]).convert_to_json_min(sys.argv[1] + "/tasks.json", sys.argv[1] + "/simple", is_dir=False)
 simple = json.load(open(sys.argv[1] + "/simple/result.json"))
 named = lambda found: found["choices"] if isinstance(found, dict) else [found]
 print(json.dumps({**checked, "rows": {row["key"]: named(row["present"]) for row in simple if row.get("present")}}))
