@@ -13,7 +13,8 @@ from lacuna.tools.cli import main
 from lacuna.trainer.held_out import KnownRanks, describe
 from lacuna.trainer.training_data import training_source, without_held_out
 from lacuna.trainer.world import World
-from tests.helpers.launching import trace
+from tests.helpers.launching import Launch, trace
+from tests.helpers.run_configs import config
 
 ALONE = World(torch.device("cpu"))
 
@@ -64,14 +65,14 @@ def test_few_labels_are_said_and_give_no_threshold():
 
 def test_a_run_without_val(single_shards, tmp_path):
     """What is held out is seen by no step, every other sample once per epoch; results, API and tools agree."""
-    config = lacuna.load_config(
+    own = lacuna.load_config(
         "demo", "name=alone", f"run_folder={tmp_path}", f"data.train.url={single_shards}/train", "data.val=null",
         "data.test=null", "data.hold_out=0.2", "method={name: an}", "model.expected_positives=2",
         "phases.0.epochs=1", "phases.1.epochs=1", "train.trace_samples=true")
-    outcome = lacuna.train(config)
-    plain = config.model_copy(update={"data": config.data.model_copy(update={"hold_out": 0.0})})
+    outcome = lacuna.train(own)
+    plain = own.model_copy(update={"data": own.data.model_copy(update={"hold_out": 0.0})})
     whole = int(training_source(plain).counts.sum())
-    ours, others = without_held_out(config, training_source(plain))
+    ours, others = without_held_out(own, training_source(plain))
     assert others is not None
     held = {(shard, int(row)) for shard in range(len(ours.counts)) for row in np.flatnonzero(others.subset.mask(shard))}
     seen = [sample for samples in trace(tmp_path / "alone").values() for sample in samples]
@@ -80,17 +81,35 @@ def test_a_run_without_val(single_shards, tmp_path):
     assert 0.1 * whole < len(held) < 0.3 * whole
     assert outcome.held_out["samples"] == len(held) == outcome.held_out["labels"]
     assert 0 < outcome.held_out["recall_at_1"] <= outcome.held_out["recall_at_3"]
-    assert (training_source(config).counts == ours.counts).all()
+    assert (training_source(own).counts == ours.counts).all()
     text = (tmp_path / "alone" / "log.txt").read_text()
     assert f"held out {len(held)}" in text
-    assert f"`lacuna select {config.folder} --budget 100`" in text
-    assert main(["export", config.folder, "--out", str(tmp_path / "model"), "--no-onnx"]) == 0
+    assert f"`lacuna select {own.folder} --budget 100`" in text
+    assert main(["export", own.folder, "--out", str(tmp_path / "model"), "--no-onnx"]) == 0
     labels = json.loads((tmp_path / "model" / "labels.json").read_text())
     assert {entry["threshold"] for entry in labels["classes"]} == {outcome.held_out["threshold"]}
     assert labels["source"]["thresholds_from"].startswith("held-out samples: as many labels per sample as expected")
 
 
 def test_with_val_nothing_is_held_out(single_shards):
-    config = lacuna.load_config("demo", f"data.train.url={single_shards}/train", f"data.val.url={single_shards}/val",
-                                "data.hold_out=0.2")
-    assert training_source(config).subset is None
+    own = lacuna.load_config("demo", f"data.train.url={single_shards}/train", f"data.val.url={single_shards}/val",
+                             "data.hold_out=0.2")
+    assert training_source(own).subset is None
+
+
+@pytest.mark.long
+def test_two_ranks_measure_the_same(single_shards, tmp_path):
+    """The same samples, each counted once; single ranks may differ where sums are rounded in another order."""
+    found = []
+    for ranks in (1, 2):
+        body = config(single_shards, f"on-{ranks}")
+        body["data"] |= {"train": {"url": str(single_shards / "train"), "labels": "single"}, "hold_out": 0.2}
+        body["data"].pop("val")
+        body["phases"] = body["phases"][1:]
+        Launch(body, tmp_path, ranks).ok()
+        found.append(json.loads((tmp_path / f"on-{ranks}" / "results.json").read_text())["held_out"])
+    one, two = found
+    assert (one["samples"], one["labels"]) == (two["samples"], two["labels"])
+    for key in ("recall_at_1", "recall_at_3", "recall_at_threshold"):
+        assert one[key] == pytest.approx(two[key], abs=2.5 * 100 / one["labels"])
+    assert one["threshold"] == pytest.approx(two["threshold"], abs=1e-3)

@@ -49,10 +49,10 @@ def run(args: argparse.Namespace) -> None:
 
 def draw_heatmaps(config: Config, folder: str, out: str, shard: int, rows: list[int] | None, classes: int,
                   snapshot: str | None = None) -> list[int]:
-    """The rows that were drawn: those given, or the first ones of the shard."""
+    """The rows that were drawn: those given, or the first ones of the shard that were trained on."""
     source = training_source(config)
-    there = source.index.shards[shard].count if 0 <= shard < len(source.index.shards) else 0
-    rows = list(range(min(8, there))) if rows is None else rows
+    if rows is None:
+        rows = source.open(shard).used[:8].tolist() if 0 <= shard < len(source.index.shards) else []
     if not 0 <= shard < len(source.index.shards) or not all(0 <= r < source.index.shards[shard].count for r in rows):
         raise UserError(f"--shard {shard} --rows {rows}: the set has shards 0..{len(source.index.shards) - 1}, "
                         f"with rows 0..{source.index.shards[min(shard, len(source.index.shards) - 1)].count - 1}.")
