@@ -22,6 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -86,8 +87,7 @@ class Case:
         self.work = Work(scratch, encoded, random_boxes(count, size, SCALE, RATIO), size, SCALE, RATIO, size == LARGE,
                          args.workers, args.batch)
         # Those with processes first: forking is safe as long as there are no threads.
-        peers = self.peers.build({name: (where, lambda make=make: make(self.work))
-                                  for name, (where, make) in MAKERS.items()})
+        peers = self.peers.build({name: (where, partial(make, self.work)) for name, (where, make) in MAKERS.items()})
         self.same_work = self._same_work(peers) if size == SMALL else {}
         self.decoder, decode = fastest_decoder(photos)
         self.all: dict[str, Batches] = {"lacuna": contenders.lacuna(self.work),
