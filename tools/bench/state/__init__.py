@@ -36,6 +36,7 @@ import statistics
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -234,7 +235,7 @@ def _peers(quick: bool, args: argparse.Namespace, folder: str, found: Found) -> 
     for name in ("lacuna", *beside.STORES):
         os.makedirs(f"{folder}/{name}")
     all_of_them = {"lacuna": build("lacuna"), **peers.build({
-        name: (where, lambda name=name: build(name)) for name, (where, _) in beside.STORES.items()})}
+        name: (where, partial(build, name)) for name, (where, _) in beside.STORES.items()})}
     seconds: dict[str, list[float]] = {name: [] for name in all_of_them}
     for turn in range(rounds):
         schedule = parts.staggered(shards, args.rows, min(beside.OPEN_SHARDS, max(1, shards // 2)),
@@ -264,7 +265,7 @@ def _peers(quick: bool, args: argparse.Namespace, folder: str, found: Found) -> 
 
     best = min(rivals, key=lambda name: medians[name])
     found.ratios["vs_best_peer"], found.ratios["vs_memmap"] = ratio(best), ratio("memmap")
-    found.details |= {"peers": facts, "best_peer": best, **peers.facts()}
+    found.details.update({"peers": facts, "best_peer": best, **peers.facts()})
 
 
 PARTS = {"epoch": _epoch, "batch": _batch, "quantize": _quantize, "step": _step, "memory": _memory,

@@ -139,7 +139,8 @@ def make(name: str, folder: str, width: int, shards: int, rows: int) -> Contende
     content[COUNTER][:] = 0
     if name == "lacuna":
         return Ours(folder, fields, shards, rows, content)
-    return Theirs(STORES[name][1], folder, fields, shards, rows, content)
+    store: Any = STORES[name][1]
+    return Theirs(store, folder, fields, shards, rows, content)
 
 
 def crc(read: Callable[[int], Shard], shards: int) -> int:
@@ -184,12 +185,14 @@ def _existing(name: str, folder: str, width: int, shards: int, rows: int) -> Cal
         ours = Ours.__new__(Ours)
         ours.folder, ours.fields = folder, fields
         return ours.read
-    return STORES[name][1](folder, fields, shards, rows).reopened
+    make_store: Any = STORES[name][1]
+    return make_store(folder, fields, shards, rows).reopened
 
 
 def victim() -> None:
     """The child's part."""
-    name, folder, width, shards, rows = *sys.argv[1:3], *map(int, sys.argv[3:])
+    name, folder = sys.argv[1:3]
+    width, shards, rows = map(int, sys.argv[3:])
     imports = peak_resident_bytes()
     contender = make(name, folder, width, shards, rows)
     schedule = parts.staggered(shards, rows, min(OPEN_SHARDS, max(1, shards // 2)), min(BATCH, rows), seed=0)
