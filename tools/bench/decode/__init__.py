@@ -86,9 +86,7 @@ class Case:
         encoded = [photos[i % len(photos)] for i in range(count)]
         self.work = Work(scratch, encoded, random_boxes(count, size, SCALE, RATIO), size, SCALE, RATIO, size == LARGE,
                          args.workers, args.batch)
-        # Those with processes first: forking is safe as long as there are no threads.
-        peers = self.peers.build({name: (where, partial(make, self.work))
-                                  for name, (where, make) in MAKERS.items()})
+        peers = self.peers.build({name: (where, partial(make, self.work)) for name, (where, make) in MAKERS.items()})
         self.same_work = self._same_work(peers) if size == SMALL else {}
         self.decoder, decode = fastest_decoder(photos)
         self.all: dict[str, Batches] = {"lacuna": contenders.lacuna(self.work),

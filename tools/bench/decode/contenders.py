@@ -9,8 +9,8 @@ given) and SPDL's (`lowres`); torchvision's decoder and DALI's CPU one have none
 from __future__ import annotations
 
 import glob
+import multiprocessing.context
 import random
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -124,9 +124,12 @@ def torchvision_loader(work: Work) -> Batches:
     return lambda turn: (images for images, _ in loader)
 
 
-def _context() -> str:
-    """Forking is DataLoader's default and quick, but safe only while there are no other threads."""
-    return "fork" if threading.active_count() == 1 else "forkserver"
+def _context() -> multiprocessing.context.ForkServerContext:
+    """Workers from a server that has imported everything: as quick as forking this process, whose libraries have
+    threads of their own by now, with which forked workers hung."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,8 @@ def make(name: str, folder: str, width: int, shards: int, rows: int) -> Contende
     content[COUNTER][:] = 0
     if name == "lacuna":
         return Ours(folder, fields, shards, rows, content)
-    return Theirs(STORES[name][1], folder, fields, shards, rows, content)
+    store: Any = STORES[name][1]
+    return Theirs(store, folder, fields, shards, rows, content)
 
 
 def crc(read: Callable[[int], Shard], shards: int) -> int:
@@ -184,7 +185,8 @@ def _existing(name: str, folder: str, width: int, shards: int, rows: int) -> Cal
         ours = Ours.__new__(Ours)
         ours.folder, ours.fields = folder, fields
         return ours.read
-    return STORES[name][1](folder, fields, shards, rows).reopened
+    make_store: Any = STORES[name][1]
+    return make_store(folder, fields, shards, rows).reopened
 
 
 def victim() -> None:
