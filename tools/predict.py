@@ -99,8 +99,8 @@ def predictions(exported: Exported, paths: list[str], batch: int,
     """(path, model input, scores [L], score maps [L, G, G] or None); of a bad image (path, why, None, None)."""
     model = exported.model()
     if with_maps and not model.has_maps:
-        raise UserError(f"--heatmaps: the head of this model has {len(model.head.queries)} queries for "
-                        f"{len(exported.classes)} classes, so that classes have no maps of their own. Leave it out.")
+        raise UserError(f"--heatmaps: the head of this model has fewer queries than the {len(exported.classes)} "
+                        "classes, so that classes have no maps of their own. Leave it out.")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)
     for start in range(0, len(paths), batch):
