@@ -30,7 +30,6 @@ from lacuna.data_pipelines.readers.base import IMAGE_EXTENSIONS, is_image, walk_
 from lacuna.tools.export.folder import UNCALIBRATED, Exported
 from lacuna.tools.heatmaps.drawing import draw_strip, save_sheet
 from lacuna.tools.heatmaps.seen import SeenMap
-from lacuna.trainer.models.decoders.base import Decoder
 
 _SHEET, _CLASSES = 40, 4  # images in a picture of heatmaps, and classes of each
 
@@ -100,9 +99,9 @@ def predictions(exported: Exported, paths: list[str], batch: int,
                 with_maps: bool) -> Iterator[tuple[str, Any, Any, Any]]:
     """(path, model input, scores [L], score maps [L, G, G] or None); of a bad image (path, why, None, None)."""
     model = exported.model()
-    if with_maps and isinstance(model.head, Decoder) and not model.has_maps:
-        raise UserError(f"--heatmaps: the head of this model has {len(model.head.queries)} queries for "
-                        f"{len(exported.classes)} classes, so that classes have no maps of their own. Leave it out.")
+    if with_maps and not model.has_maps:
+        raise UserError(f"--heatmaps: the head of this model has fewer queries than the {len(exported.classes)} "
+                        "classes, so that classes have no maps of their own. Leave it out.")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(device)
     for start in range(0, len(paths), batch):

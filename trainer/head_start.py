@@ -38,7 +38,7 @@ def start_weights(model: Classifier, config: ModelConfig, task: Task) -> None:
             raise UserError(f"model.head_init = {config.head_init!r} starts a query per class, but model.head = "
                             f"{config.head!r} has {len(model.head.queries)} for {task.classes} classes. Set "
                             f"model.decoder.groups={task.classes}, or leave head_init out.")
-        weight = model.head.queries
+        weight: torch.Tensor = model.head.queries
     else:
         weight = model.head.weight
     wanted = fitted(vectors, weight.shape[1], task.seed)

@@ -17,6 +17,7 @@ _LEAST = 1e-6  # of an attention's share of its largest, so that logarithms stay
 class Decoder(nn.Module):
     """A head over feature maps whose queries gather what belongs to the classes."""
 
+    weight: nn.Parameter  # what turns gathered features into logits
     bias: nn.Parameter  # [L]
     queries: torch.Tensor  # [N, W]
     width: int  # W
