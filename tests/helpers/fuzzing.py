@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-SECONDS_PER_INPUT = 10
+SECONDS_PER_INPUT = 60
 SHORT = 120  # inputs per target in every test run
 Inputs = Callable[[random.Random], bytes]
 Targets = dict[str, tuple[Inputs, Callable[[bytes], object]]]
