@@ -23,6 +23,7 @@ def maps_now(run: str, source: ShardSource, images: list[torch.Tensor]) -> list[
     whole = Augment(data.image_size, crop=data.eval_crop)
     with torch.no_grad():
         logits, cells, _ = model(torch.stack([whole(image, SampleRng(0))[0] for image in images]), with_maps=True)
+        assert cells is not None, "asked for"
         bias = model.head.bias
         scores = score_of(trained.config.method)(logits, bias)
         evidence = torch.relu(cells - bias[:, None, None])
