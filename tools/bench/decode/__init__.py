@@ -9,7 +9,7 @@ lacuna ÷ images/s of the other with the same number of workers; they take turns
   vs_best_peer           at 500×375, against the peer with the highest median [≥ 1.0]; `spread` has its quartiles
   vs_best_peer_large     at 1024×768, everybody with scaled decoding who has it [≥ 1.0]
   scaled_vs_exact_large  lacuna with scaled decoding ÷ without, at 1024×768 [≥ 1.3]
---quick keeps the two fastest peers of the first turn. `same_work` has, for each, the mean difference in levels of the
+--quick keeps the two fastest peers of the first turn that counts. `same_work` has, for each, the mean difference in levels of the
 average picture of whole images to ours: what is delivered is the same. The images are made up (smooth fields, edges
 and noise); with LACUNA_EVAL_DATA set, they are mosaics of the real photos in its folder coco_photos.
 """
@@ -100,20 +100,21 @@ class Case:
         return [name for name in MAKERS if name in self.all]
 
     def take_turns(self, rounds: int, end: float) -> Rates:
-        """Images/s of each in every turn; turn 0 warms up and, in the quick form, chooses the peers; three are counted
-        even after the end."""
+        """Images/s of each in every turn; turn 0 warms up, turn 1 chooses the peers of the quick form; three are
+        counted even after the end."""
         rates: Rates = {}
         for turn in range(rounds + 1):
             if turn > 3 and time.monotonic() > end:
                 break
             now = {name: self._rate(name, turn) for name in list(self.all)[:: 1 if turn % 2 else -1]}
             if turn == 0:
+                continue
+            if turn == 1:  # by now all workers have started
                 for name in sorted(self.rivals, key=lambda name: now[name])[: -2 if self.quick else 0]:
                     del self.all[name], self.delivered[name]
                 rates = {name: [] for name in self.all}
-                continue
-            for name, rate in now.items():
-                rates[name].append(rate)
+            for name in self.all:
+                rates[name].append(now[name])
             print(f"{self.work.size[1]}×{self.work.size[0]}, turn {turn}: " + ", ".join(
                 f"{name} {now[name]:,.0f} images/s" for name in self.all), flush=True)
         return rates
