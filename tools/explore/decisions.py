@@ -21,7 +21,8 @@ from lacuna.tools.suggest.table import check_format, write_sidecar, write_table
 
 ACCEPT, REJECT, SKIP, CLEAR, UNDO, REDO = "accept", "reject", "skip", "clear", "undo", "redo"
 WORDS = (ACCEPT, REJECT, SKIP, CLEAR, UNDO, REDO)
-SUGGESTING = ("missing", "questions")  # views in which an accept says that the model was right
+# Where an accept says that the model was right; questions are also about entries that it does not believe in.
+SUGGESTING = ("missing",)
 _RECENT = 50
 _LONGEST_TEXT = 60  # of a name or an id
 Entry = tuple[int, int, int]  # shard, row, class

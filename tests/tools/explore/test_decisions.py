@@ -120,7 +120,8 @@ def test_the_last_answers(decisions):
     assert decisions.recent("ann") == {"answers": 4, "agreed": 2}
     decisions.act([Action("undo", None, "ann"), Action("undo", None, "ann"), Action("undo", None, "ann")])
     assert decisions.recent("ann") == {"answers": 3, "agreed": 2}
-    assert decisions.recent("bob") == {"answers": 0, "agreed": 0}
+    decisions.act([Action("reject", (0, 4, 1), "bob", "questions")])
+    assert decisions.recent("bob") == {"answers": 0, "agreed": 0}, "a question is no suggestion"
 
 
 def test_mistakes(decisions):
