@@ -9,9 +9,9 @@ lacuna ÷ images/s of the other with the same number of workers; they take turns
   vs_best_peer           at 500×375, against the peer with the highest median [≥ 1.0]; `spread` has its quartiles
   vs_best_peer_large     at 1024×768, everybody with scaled decoding who has it [≥ 1.0]
   scaled_vs_exact_large  lacuna with scaled decoding ÷ without, at 1024×768 [≥ 1.3]
---quick keeps the two fastest peers of the first turn that counts. `same_work` has, for each, the mean difference in levels of the
-average picture of whole images to ours: what is delivered is the same. The images are made up (smooth fields, edges
-and noise); with LACUNA_EVAL_DATA set, they are mosaics of the real photos in its folder coco_photos.
+--quick keeps the two fastest peers of the first turn that counts. `same_work` has, for each, the mean difference in
+levels of the average picture of whole images to ours: what is delivered is the same. The images are made up (smooth
+fields, edges and noise); with LACUNA_EVAL_DATA set, they are mosaics of the real photos in its folder coco_photos.
 """
 
 from __future__ import annotations
