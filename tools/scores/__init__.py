@@ -120,13 +120,12 @@ def _with_classifier(args: argparse.Namespace, kind: str, name: str) -> None:
     mapping: Mapping = read_mapping(args.mapping, source.index, outputs) if args.mapping else by_ids(
         source.index, outputs)
     lacking = [cls for cls, own in zip(source.index.classes, mapping, strict=True) if not own]
-    model = replace(model, mapping=mapping)
-    job = OutsideJob(model, source, args.views)
-    vectors = args.out.rstrip("/") + ".vectors.npz"
-    own_rows = model.class_vectors()
+    mapped = replace(model, mapping=mapping)
+    job = OutsideJob(mapped, source, args.views)
+    vectors, own_rows = args.out.rstrip("/") + ".vectors.npz", mapped.class_vectors()
     if own_rows is not None:
-        write_class_vectors(vectors, own_rows, source.index.classes, json.dumps(model.facts))
-    _score(args, job, source, model.facts, {"without_counterpart": lacking,
+        write_class_vectors(vectors, own_rows, source.index.classes, json.dumps(mapped.facts))
+    _score(args, job, source, mapped.facts, {"without_counterpart": lacking,
                                                 "vectors": None if own_rows is None else vectors})
 
 

@@ -53,8 +53,8 @@ def test_scores_by_a_mapping(weights, digit_shards, tmp_path, activation):
     model = ClassifierModel("timm", TINY, weights, size=48, activation=activation, temperature=2.0)
     mapping = read_mapping(str(tmp_path / "map.tsv"), source.index, Outputs(model.classes(), None))
     assert mapping[:4] == ((0, 1), (7,), (), (1, 2))
-    job = OutsideJob(ClassifierModel("timm", TINY, weights, size=48, activation=activation, temperature=2.0,
-                                     mapping=mapping), source, Views())
+    mapped = ClassifierModel("timm", TINY, weights, size=48, activation=activation, temperature=2.0, mapping=mapping)
+    job = OutsideJob(mapped, source, Views())
     found = job.build()(0)["scores"]
     net = timm.create_model(TINY, checkpoint_path=weights).eval()
     opened = source.open(0)
@@ -72,7 +72,7 @@ def test_scores_by_a_mapping(weights, digit_shards, tmp_path, activation):
     assert np.ptp(found[:, 0]) > 1e-3
     rows = net.classifier.weight.detach().double().numpy()
     rows = rows - rows.mean(0)
-    vectors = job.model.class_vectors()
+    vectors = mapped.class_vectors()
     for number, own in ((0, [0, 1]), (1, [7]), (3, [1, 2])):
         expected = rows[own].mean(0)
         np.testing.assert_allclose(vectors[number], expected / np.linalg.norm(expected), atol=1e-5)
