@@ -19,7 +19,7 @@ import lacuna
 from lacuna.tools.bench import BENCHES
 from lacuna.tools.cli import COMMANDS, leaves, open_command
 from lacuna.tools.methods import describe
-from lacuna.trainer.config import sections
+from lacuna.trainer.config import data_section, sections
 from lacuna.trainer.methods import METHODS
 
 DOCS = Path(__file__).resolve().parent
@@ -46,9 +46,9 @@ def settings_page() -> str:
     return "\n".join(lines)
 
 
-def config_sections() -> Iterator[tuple[str, type[sections.Section]]]:
+def config_sections() -> Iterator[tuple[str, type[data_section.Section]]]:
     """Path and section, the top level first; a section that occurs twice is there twice."""
-    def walk(path: str, kind: type[sections.Section]) -> Iterator[tuple[str, type[sections.Section]]]:
+    def walk(path: str, kind: type[data_section.Section]) -> Iterator[tuple[str, type[data_section.Section]]]:
         yield path, kind
         for name, field in kind.model_fields.items():
             inner = _section_in(field.annotation)
@@ -59,8 +59,8 @@ def config_sections() -> Iterator[tuple[str, type[sections.Section]]]:
     yield from walk("", sections.Config)
 
 
-def _section_in(annotation: object) -> type[sections.Section] | None:
-    if isinstance(annotation, type) and issubclass(annotation, sections.Section):
+def _section_in(annotation: object) -> type[data_section.Section] | None:
+    if isinstance(annotation, type) and issubclass(annotation, data_section.Section):
         return annotation
     return next((found for part in typing.get_args(annotation) if (found := _section_in(part))), None)
 
@@ -69,7 +69,7 @@ def _default(field) -> str:
     if field.is_required():
         return "**required**"
     value = field.get_default(call_default_factory=True)
-    if isinstance(value, sections.Section):
+    if isinstance(value, data_section.Section):
         return "see below"
     if isinstance(value, tuple):
         return f"`[{', '.join(map(str, value))}]`"

@@ -13,7 +13,8 @@ from lacuna.basics.hashing import mix
 from lacuna.data_pipelines.labels import NEGATIVE
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.trainer.checkpoints.checkpoint import Checkpoints
-from lacuna.trainer.config.sections import Config, SplitConfig
+from lacuna.trainer.config.data_section import SplitConfig
+from lacuna.trainer.config.sections import Config
 from lacuna.trainer.evaluate import make_bf16_safe
 from lacuna.trainer.fully_labelled import check_fully_labelled
 from lacuna.trainer.grouping import groups_fingerprint, with_groups

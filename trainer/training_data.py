@@ -11,7 +11,8 @@ from lacuna.data_pipelines.plan import EpochPlan
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.data_pipelines.stream import EpochStream, SampleMaker
 from lacuna.data_pipelines.subsets import Subset
-from lacuna.trainer.config.sections import Config, DataConfig
+from lacuna.trainer.config.data_section import DataConfig
+from lacuna.trainer.config.sections import Config
 
 _HELD_OUT = 0x6865_6C64  # a draw apart from the run's others
 

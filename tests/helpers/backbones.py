@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from lacuna.trainer.config.sections import DataConfig, ModelConfig
+from lacuna.trainer.config.data_section import DataConfig
+from lacuna.trainer.config.sections import ModelConfig
 from lacuna.trainer.models.classifier import Classifier, build_model
 
 

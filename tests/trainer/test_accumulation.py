@@ -14,7 +14,8 @@ import torch
 
 from lacuna.basics.errors import UserError
 from lacuna.trainer.accumulate import carried, check_two_forwards, gather_outputs
-from lacuna.trainer.config.sections import DataConfig, ModelConfig
+from lacuna.trainer.config.data_section import DataConfig
+from lacuna.trainer.config.sections import ModelConfig
 from lacuna.trainer.engine import BatchSplit
 from lacuna.trainer.methods import build_method
 from lacuna.trainer.methods.base import Outputs, Task

@@ -21,7 +21,8 @@ from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.augment import Augment, SampleRng
 from lacuna.tools.eval.calibration import Calibration
-from lacuna.trainer.config.sections import DataConfig, ModelConfig, SplitConfig
+from lacuna.trainer.config.data_section import DataConfig, SplitConfig
+from lacuna.trainer.config.sections import ModelConfig
 from lacuna.trainer.models.classifier import Classifier, build_model
 from lacuna.trainer.scores import SCORES, Score
 

@@ -9,7 +9,8 @@ from lacuna.basics.errors import UserError
 from lacuna.basics.refusals import refusal
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.trainer.assemble import check_method, load_sources, task_on
-from lacuna.trainer.config.sections import Config, DataConfig, ModelConfig
+from lacuna.trainer.config.data_section import DataConfig
+from lacuna.trainer.config.sections import Config, ModelConfig
 from lacuna.trainer.methods import build_method
 from lacuna.trainer.methods.base import Task
 

@@ -12,8 +12,9 @@ from pydantic import Field, model_validator
 
 from lacuna.basics.errors import UserError
 from lacuna.basics.hashing import mix
+from lacuna.trainer.config.data_section import Section
 from lacuna.trainer.config.files import Change, changed
-from lacuna.trainer.config.sections import Config, Section, parse_config
+from lacuna.trainer.config.sections import Config, parse_config
 from lacuna.trainer.config.spaces import Space, parse_space
 from lacuna.trainer.config.validation import validated
 from lacuna.trainer.methods import METHODS

@@ -22,7 +22,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from lacuna.basics.errors import UserError
-from lacuna.trainer.config.sections import Config, Section
+from lacuna.trainer.config.data_section import Section
+from lacuna.trainer.config.sections import Config
 from lacuna.trainer.config.spaces import grid, parse_space
 from lacuna.trainer.config.validation import validated
 

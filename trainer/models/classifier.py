@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from lacuna.basics.errors import UserError
-from lacuna.trainer.config.sections import DataConfig, ModelConfig
+from lacuna.trainer.config.data_section import DataConfig
+from lacuna.trainer.config.sections import ModelConfig
 from lacuna.trainer.models.attention import Attention
 from lacuna.trainer.models.backbones import SOURCES
 from lacuna.trainer.models.cuts import Cut

@@ -10,7 +10,7 @@ import simplejpeg
 import torch
 
 from lacuna.data_pipelines.device_decoder import DeviceDecoder, Jpegs
-from lacuna.trainer.config.sections import DataConfig
+from lacuna.trainer.config.data_section import DataConfig
 
 log = logging.getLogger("lacuna")
 

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from lacuna.basics.errors import UserError
-from lacuna.trainer.config.sections import DataConfig, ModelConfig
+from lacuna.trainer.config.data_section import DataConfig
+from lacuna.trainer.config.sections import ModelConfig
 from lacuna.trainer.models.attention import Attention
 from lacuna.trainer.models.classifier import Classifier, build_model
 

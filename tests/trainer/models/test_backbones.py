@@ -9,7 +9,8 @@ import torchvision
 from safetensors.torch import save_file
 
 from lacuna.basics.errors import UserError
-from lacuna.trainer.config.sections import DataConfig, ModelConfig
+from lacuna.trainer.config.data_section import DataConfig
+from lacuna.trainer.config.sections import ModelConfig
 from lacuna.trainer.models.classifier import build_model
 from tests.helpers.backbones import build, pictures
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from lacuna.trainer.config.sections import DataConfig, ModelConfig
+from lacuna.trainer.config.data_section import DataConfig
+from lacuna.trainer.config.sections import ModelConfig
 from lacuna.trainer.methods import METHODS, example
 from lacuna.trainer.models.classifier import Classifier, build_model
 from tests.helpers import launching

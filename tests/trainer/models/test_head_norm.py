@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from lacuna.basics.errors import UserError
-from lacuna.trainer.config.sections import DataConfig, ModelConfig, PhaseConfig
+from lacuna.trainer.config.data_section import DataConfig
+from lacuna.trainer.config.sections import ModelConfig, PhaseConfig
 from lacuna.trainer.engine import _groups
 from lacuna.trainer.head_start import start_bias
 from lacuna.trainer.methods.base import Task

@@ -16,7 +16,8 @@ from lacuna.data_pipelines.device_decoder import DeviceDecoder
 from lacuna.data_pipelines.packing import Layout, pack
 from lacuna.data_pipelines.readers import digits
 from lacuna.data_pipelines.readers.base import Sample
-from lacuna.trainer.config.sections import DataConfig, parse_config
+from lacuna.trainer.config.data_section import DataConfig
+from lacuna.trainer.config.sections import parse_config
 from lacuna.trainer.on_device import decoding
 from tests.helpers import launching
 from tests.helpers.cached_runs import body

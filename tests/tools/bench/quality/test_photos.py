@@ -18,7 +18,8 @@ from lacuna.tools.bench.quality.lite0 import LITE0_LAST, lite0_weights
 from lacuna.tools.bench.quality.photos import PhotoRows, PhotoSet
 from lacuna.tools.run_files import run_config
 from lacuna.tools.trials.crew import CrewSettings
-from lacuna.trainer.config.sections import DataConfig, ModelConfig
+from lacuna.trainer.config.data_section import DataConfig
+from lacuna.trainer.config.sections import ModelConfig
 from lacuna.trainer.models.classifier import build_model
 from lacuna.trainer.models.cuts import find_cut
 from lacuna.trainer.models.parts import learning

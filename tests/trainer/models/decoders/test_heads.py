@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from lacuna.basics.errors import UserError
 from lacuna.tools.export import export_onnx
 from lacuna.tools.export.folder import Exported, empty_model, file_digest
-from lacuna.trainer.config.sections import DataConfig, DecoderConfig, ModelConfig
+from lacuna.trainer.config.data_section import DataConfig
+from lacuna.trainer.config.sections import DecoderConfig, ModelConfig
 from lacuna.trainer.head_start import start_weights
 from lacuna.trainer.methods import build_method
 from lacuna.trainer.methods.base import Task
