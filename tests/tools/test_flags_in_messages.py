@@ -12,7 +12,7 @@ import pytest
 from lacuna.data_pipelines.readers import READERS
 from lacuna.tools.bench import BENCHES
 from lacuna.tools.cli import COMMANDS, leaves, open_command
-from lacuna.trainer.config import sections
+from lacuna.trainer.config import data_section, sections
 from lacuna.trainer.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,8 +121,9 @@ def keys(kind: type) -> dict[str, object]:
     found = {}
     for name, field in kind.model_fields.items():
         text = str(field.annotation)
-        inner = next((part for part in vars(sections).values() if isinstance(part, type)
-                      and issubclass(part, sections.Section) and f".{part.__name__}" in text.replace("'", ".")), None)
+        inner = next((part for part in (*vars(sections).values(), *vars(data_section).values())
+                      if isinstance(part, type) and issubclass(part, data_section.Section)
+                      and f".{part.__name__}" in text.replace("'", ".")), None)
         found[name] = inner
     return found
 
