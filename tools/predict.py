@@ -117,8 +117,8 @@ def predictions(exported: Exported, paths: list[str], batch: int,
             continue
         with torch.no_grad():
             logits, maps, _ = model(torch.stack(list(inputs.values())).to(device), with_maps=with_maps)
-        scores = exported.score(logits, model.head.bias).cpu().numpy()
-        spread = None if maps is None else exported.score(maps, model.head.bias).cpu().numpy()
+            scores = exported.score(logits, model.head.bias).cpu().numpy()
+            spread = None if maps is None else exported.score(maps, model.head.bias).cpu().numpy()
         for i, (path, image) in enumerate(inputs.items()):
             yield path, image, scores[i], None if spread is None else spread[i]
 
