@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import importlib.resources
 import io
 from typing import Any
 
@@ -14,13 +15,6 @@ from lacuna.data_pipelines.decode import DecodeError, decode_image
 from lacuna.data_pipelines.source import ShardSource
 
 _SIDE = 96
-_STYLE = """:root{color-scheme:light dark;--paper:#fff;--ink:#1c2024;--quiet:#5a646d;--line:#d5dae0}
-@media(prefers-color-scheme:dark){:root{--paper:#15181b;--ink:#e6e8ea;--quiet:#a3acb5;--line:#3a4148}}
-body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;background:var(--paper);
-color:var(--ink)}h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem}table{border-collapse:collapse;width:100%}
-th,td{text-align:left;padding:.25rem .6rem;border-bottom:1px solid var(--line);vertical-align:middle;
-overflow-wrap:anywhere}img{display:block;width:72px;height:72px;object-fit:contain}
-.none{color:var(--quiet)}@media(max-width:600px){body{font-size:13px;margin:1rem auto}th,td{padding:.2rem .3rem}}"""
 # finding → (heading, what it means and what to do)
 SECTIONS = {
     "leaks": ("The same sample in two splits", "Scores on val or test count these as learnt: remove one side."),
@@ -37,8 +31,9 @@ SECTIONS = {
 
 def render(name: str, facts: dict[str, Any], findings: dict[str, list[dict]], totals: dict[str, int],
            sources: dict[str, ShardSource]) -> str:
+    style = (importlib.resources.files(__package__) / "page.css").read_text("utf-8")
     parts = [f"<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-             f"<title>{html.escape(f'Lacuna audit: {name}')}</title><style>{_STYLE}</style></head><body>"
+             f"<title>{html.escape(f'Lacuna audit: {name}')}</title><style>{style}</style></head><body>"
              f"<h1>Audit of {html.escape(name)}</h1><p>{html.escape(facts['summary'])}</p>"]
     for kind, (heading, text) in SECTIONS.items():
         rows = findings[kind]

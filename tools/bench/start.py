@@ -39,9 +39,9 @@ import deepspeed
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it is compiled first
 deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-model = torch.nn.Linear(8, 8)
+layer = torch.nn.Linear(8, 8)
 engine, *_ = deepspeed.initialize(
-    model=model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-3), dist_init_required=False,
+    model=layer, optimizer=torch.optim.Adam(layer.parameters(), lr=1e-3), dist_init_required=False,
     config={"train_micro_batch_size_per_gpu": 4, "zero_allow_untested_optimizer": True})
 engine.backward(engine(torch.ones(4, 8)).sum())
 engine.step()
