@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ from tests.helpers.small_disk import mounted
 # By default an example has 200 ms, which a busy machine exceeds: no test asserts how long something takes.
 settings.register_profile("lacuna", deadline=None)
 settings.load_profile("lacuna")
+# Under nohup or as a background job Ctrl-C is ignored, here and in every process that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,8 @@ import lacuna
 ROOT = Path(__file__).resolve().parents[1]
 # Where a distribution is imported under another name.
 IMPORT_NAMES = {"pyyaml": "yaml", "scikit-learn": "sklearn", "pillow": "PIL", "google-crc32c": "google_crc32c",
-                "faiss-cpu": "faiss", "open-clip-torch": "open_clip"}
+                "faiss-cpu": "faiss", "open-clip-torch": "open_clip", "nvidia-dali-cuda120": "nvidia",
+                "spdl-io": "spdl"}
 # Declared, but imported by nobody here: each with its reason.
 NOT_IMPORTED = {"onnx": "torch.onnx imports it",
                 "onnxscript": "torch.onnx imports it", "ruff": "a command", "mypy": "a command",

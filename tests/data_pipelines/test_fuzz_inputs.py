@@ -172,7 +172,7 @@ def test_bombs_are_refused_before_they_are_unpacked(monkeypatch):
     for data in (plain, hidden):
         with pytest.raises(DecodeError, match="pixels allowed"):
             decode_image(data)
-    monkeypatch.setattr("lacuna.data_pipelines.index._MAX_UNPACKED", 1 << 20)
+    monkeypatch.setattr("lacuna.data_pipelines.shard_tables._MAX_UNPACKED", 1 << 20)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, pos_ptr=np.zeros(1 << 18, np.int64), pos_ids=np.zeros(1, np.int32),
                         neg_ptr=np.zeros(1, np.int64), neg_ids=np.zeros(1, np.int32))
