@@ -21,9 +21,9 @@ class Alone:
         self.pieces, self.most = engine.gradient_accumulation_steps(), engine.gradient_clipping()
         self.batch = engine.train_batch_size()
         self.learning = [p for p in self.module.parameters() if p.requires_grad]
-        # They start and stop timers that are off.
-        engine.module_forward_pre_hook.remove()
-        engine.module_forward_post_hook.remove()
+        for name in ("module_forward_pre_hook", "module_forward_post_hook"):  # not in older versions of DeepSpeed
+            if hook := getattr(engine, name, None):
+                hook.remove()  # it starts or stops timers that are off
 
     def __call__(self, *inputs, **options):
         return self.module(*inputs, **options)
