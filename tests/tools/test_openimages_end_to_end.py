@@ -135,4 +135,4 @@ def _check_prior(found: dict, index: ShardIndex) -> None:
 def test_csl_is_for_csl(tmp_path, capsys):
     root = Path(__file__).resolve().parents[2]
     assert main(["csl", str(root / "configs" / "demo.yaml")]) == 2
-    assert "method.name is 'en_scl'" in capsys.readouterr().err
+    assert "method.name is 'gr'" in capsys.readouterr().err
