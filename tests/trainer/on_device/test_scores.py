@@ -33,7 +33,7 @@ with pretended.OnDevice(), pretended.RECORD.step():
 waits = [wait.what for wait in pretended.RECORD.waits]
 assert waits == ["blocking copy to the host"] * 3, waits
 one, two = direct.result(), collector.result()
-assert one.summary() == two.summary() and collector.rows == direct.rows == sum(range(30, 39))
+assert one.summary() == two.summary() and collector.count == direct.count == sum(range(30, 39))
 """)
     launch = launching.launches.Launch(launching.command(1, script=str(path)), str(tmp_path / "out"),
                                        launching.environment(), str(tmp_path))
