@@ -158,7 +158,7 @@ def test_sigterm_finishes_the_step_writes_a_checkpoint_and_exits_0(digit_shards,
 
 
 def test_a_torn_checkpoint_is_passed_over_and_old_ones_are_collected(digit_shards, folder, reference):
-    kept = sorted(p.name for p in (reference / "checkpoints").iterdir())
+    kept = sorted(p.name for p in (reference / "checkpoints").glob("step-*"))
     assert 2 <= len(kept) <= 3, "the last two and the best"
     body = three_phases(digit_shards, "torn")
     launch = Launch(body, folder, 1)
