@@ -138,7 +138,8 @@ def test_without_validation_nothing_is_promised(trained, tmp_path, capsys):
     del config["data"]["val"]
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     out = str(tmp_path / "s.csv")
-    command = ["suggest", str(run), "--out", out, "--precision", "0.05", "--truth", "labels", "--workers", "1", "--json"]
+    command = ["suggest", str(run), "--out", out, "--precision", "0.05", "--truth", "labels", "--workers", "1",
+               "--json"]
     assert main(command) == 2
     assert "nothing can be promised" in capsys.readouterr().err
     assert main(["select", str(run), "--by", "lot", "--budget", "300", "--top", "100", "--out", str(tmp_path / "q.csv"),
