@@ -129,14 +129,13 @@ def zero_stage(config: Config, phase: PhaseConfig) -> int:
 
 def _groups(model: Classifier, phase: PhaseConfig) -> list[dict]:
     """Blocks of the backbone and the head, each split by weight decay: biases and norms (one-dimensional) have none."""
-    head_decay = phase.weight_decay if phase.head_weight_decay is None else phase.head_weight_decay
     head, blocks = head_and_blocks(model)
     parts = [(block, phase.lr * phase.layer_decay ** (len(blocks) - 1 - i), phase.weight_decay)
              for i, block in enumerate(blocks)]
     if phase.layer_decay == 1:
         parts = [([p for block in blocks for p in block], phase.lr, phase.weight_decay)]
     groups: dict[tuple[float, float], dict] = {}  # those with equal settings are one: each costs a step of its own
-    for parameters, lr, decay in [*parts, (head, phase.lr * phase.head_lr_multiplier, head_decay)]:
+    for parameters, lr, decay in [*parts, (head, phase.lr * phase.head_lr_multiplier, phase.decay_of_head)]:
         for parameter in parameters:
             key = lr, decay if parameter.ndim > 1 else 0.0
             group = groups.setdefault(key, {"params": [], "lr": key[0], "weight_decay": key[1]})

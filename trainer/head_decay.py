@@ -26,14 +26,9 @@ def check_head_decay(config: Config) -> None:
         if config.model.head_init is None or config.model.head != "linear":
             raise UserError(f"{key} needs model.head_init=FILE and model.head=linear; model.head_init is "
                             f"{config.model.head_init}, model.head is {config.model.head}.")
-        if phase.optimizer == "adamw" or not head_decay(config, number):
+        if phase.optimizer == "adamw" or not phase.decay_of_head:
             raise UserError(f"{key} moves the aim of a coupled decay: it needs optimizer adam or sgd (here "
-                            f"{phase.optimizer}) and a head_weight_decay above 0 (here {head_decay(config, number)}).")
-
-
-def head_decay(config: Config, number: int) -> float:
-    phase = config.phases[number]
-    return phase.weight_decay if phase.head_weight_decay is None else phase.head_weight_decay
+                            f"{phase.optimizer}) and a head_weight_decay above 0 (here {phase.decay_of_head}).")
 
 
 def pull_to_start(run: Run, number: int) -> torch.Tensor | None:
@@ -42,4 +37,4 @@ def pull_to_start(run: Run, number: int) -> torch.Tensor | None:
         return None
     start = run.model.head_start
     assert start is not None, "check_head_decay"
-    return head_decay(run.config, number) * start
+    return run.config.phases[number].decay_of_head * start

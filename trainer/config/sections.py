@@ -140,6 +140,10 @@ class PhaseConfig(Section):
     """For phases whose learning part lies at the end, as with trainable: head. `{views: 0}`: what the fixed part makes
     of a sample is computed once and then read; all runs with the same fixed part share it (train.cache_url)."""
 
+    @property
+    def decay_of_head(self) -> float:
+        return self.weight_decay if self.head_weight_decay is None else self.head_weight_decay
+
     @model_validator(mode="after")
     def _one_cycle_rises(self) -> PhaseConfig:
         if self.schedule == "one_cycle" and is_zero(self.warmup):
