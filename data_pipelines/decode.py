@@ -9,7 +9,6 @@ Whoever needs a large JPEG small may have it decoded at 1/2, 1/4 or 1/8 of its s
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import struct
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import simplejpeg
 import torch
 from PIL import Image, ImageOps
 
-from lacuna.basics.npy_header import alone
+from lacuna.basics.npy_header import alone, layout
 
 MAX_PIXELS = 120_000_000
 _ORIENTATION = 0x0112  # the EXIF tag
@@ -29,7 +28,6 @@ Turn = tuple[bool, tuple[int, ...]]  # swap rows and columns?, then flip these d
 _TURNS: dict[int, Turn] = {2: (False, (2,)), 3: (False, (1, 2)), 4: (False, (1,)),
           5: (True, ()), 6: (True, (2,)), 7: (True, (1, 2)), 8: (True, (1,))}
 _SOI, _EOI, _APP1, _SOS = b"\xff\xd8", b"\xff\xd9", 0xE1, 0xDA
-_NPY_1 = b"\x93NUMPY\x01\x00"  # magic and version of every .npy file with a short header
 
 
 class DecodeError(Exception):
@@ -168,21 +166,11 @@ def _header(data: bytes, kind: str) -> tuple[int, int, str]:
 def decode_vector(data: bytes) -> np.ndarray:
     """A `.npy` member: one float vector. Never unpickles."""
     try:
-        length = 10 + int.from_bytes(data[8:10], "little") if data.startswith(_NPY_1) else 0
-        dtype, shape = _npy_layout(data[:length]) if length else (None, ())
-        if dtype is not None and len(shape) == 1 and len(data) == length + shape[0] * dtype.itemsize:
-            vector = np.frombuffer(data, dtype, offset=length)
-        else:
-            vector = alone(lambda: np.load(io.BytesIO(data), allow_pickle=False))
+        known = layout(data)
+        vector = (np.frombuffer(data, known.dtype, offset=known.start).reshape(known.shape) if known is not None
+                  else alone(lambda: np.load(io.BytesIO(data), allow_pickle=False)))
     except Exception as error:
         raise DecodeError(f"not a plain .npy array ({error})") from None
     if vector.ndim != 1 or vector.dtype.kind != "f" or not np.isfinite(vector).all():
         raise DecodeError(f"expected one finite float vector, found {vector.dtype} {vector.shape}")
     return vector.astype(np.float32)
-
-
-@functools.lru_cache(16)
-def _npy_layout(header: bytes) -> tuple[np.dtype | None, tuple]:
-    """(element type, shape) in the header of a .npy file; parsed once, because all vectors of a set have the same."""
-    shape, _, dtype = alone(lambda: np.lib.format.read_array_header_1_0(io.BytesIO(header[8:])))
-    return (None if dtype.hasobject else dtype), shape

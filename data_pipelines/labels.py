@@ -79,9 +79,15 @@ class SparseLabels:
         """int8 [B, L] for the given rows (all rows by default)."""
         rows = np.arange(len(self)) if rows is None else np.asarray(rows, dtype=np.int64)
         out = np.full((len(rows), classes), self.unlisted, dtype=np.int8)
-        _paint(out, self.neg_ptr, self.neg_ids, rows, NEGATIVE)
-        _paint(out, self.pos_ptr, self.pos_ids, rows, POSITIVE)
+        self.paint(out, np.arange(len(rows)), rows)
         return out
+
+    def paint(self, out: np.ndarray, places: np.ndarray, rows: np.ndarray) -> None:
+        """Write what is listed for the given rows into the given places of an int8 [B, L] that is `unlisted` so far."""
+        for ptr, ids, value in ((self.neg_ptr, self.neg_ids, NEGATIVE), (self.pos_ptr, self.pos_ids, POSITIVE)):
+            if len(ids):
+                taken, found = _gather(ptr, ids, rows)
+                out[np.repeat(places, np.diff(taken)), found] = value
 
     def class_counts(self, classes: int) -> tuple[np.ndarray, np.ndarray]:
         """(positives, negatives) per class, int64 [L] each; unlisted negatives are counted."""
@@ -137,11 +143,6 @@ def _gather(ptr: np.ndarray, ids: np.ndarray, rows: np.ndarray) -> tuple[np.ndar
     np.cumsum(lengths, out=taken[1:])
     within = np.arange(taken[-1]) - np.repeat(taken[:-1], lengths)
     return taken, ids[np.repeat(ptr[rows], lengths) + within]
-
-
-def _paint(out: np.ndarray, ptr: np.ndarray, ids: np.ndarray, rows: np.ndarray, value: int) -> None:
-    taken, found = _gather(ptr, ids, rows)
-    out[np.repeat(np.arange(len(rows)), np.diff(taken)), found] = value
 
 
 def _entry_codes(ptr: np.ndarray, ids: np.ndarray, classes: int) -> np.ndarray:

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 
 from lacuna.basics.hashing import mix, mix_array
+from lacuna.data_pipelines.batch import BadSample, Batch
 from lacuna.data_pipelines.decode import DecodeError
+from lacuna.data_pipelines.sample_maker import SampleMaker
 from lacuna.data_pipelines.source import OpenShard, ShardSource
-from lacuna.data_pipelines.stream import BadSample, Batch, SampleMaker, start_single_threaded
+from lacuna.data_pipelines.stream import start_single_threaded
 
 _OPEN = 8  # shards at a time
 _KEPT_BYTES = 256 << 20  # undecoded samples that stay in memory: a small set is read once per launch

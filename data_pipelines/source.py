@@ -8,6 +8,7 @@ the vectors of small feature shards, shard_vectors.py).
 from __future__ import annotations
 
 import errno
+import operator
 import os
 import tempfile
 import weakref
@@ -16,6 +17,7 @@ from functools import cached_property
 from typing import IO, TYPE_CHECKING
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from lacuna.basics import retries, storage
 from lacuna.basics.errors import UserError
@@ -101,7 +103,7 @@ class OpenShard:
         # Two calls cost less than cutting the header off a larger one, which would copy the image.
         header = os.pread(self.descriptor, _TAR_NAME_BYTES, offset - _TAR_BLOCK) if offset >= _TAR_BLOCK else b""
         data = os.pread(self.descriptor, size, offset)
-        name = f"{self.members.keys[row]}.{self.members.extensions[row]}"
+        name = self._name(row)
         found = header.rstrip(b"\0").removeprefix(b"./")
         # Names that are long or not ASCII may live in an extra header block, which is not worth another read.
         comparable = len(name) < _TAR_NAME_BYTES and name.isascii()
@@ -112,6 +114,36 @@ class OpenShard:
                 "Rebuild it with `lacuna shards index`."
             )
         return data
+
+    def span(self, rows: np.ndarray) -> int:
+        """Bytes from the first header of these rows to the end of the last one's data."""
+        offsets = self.members.offsets[rows]
+        return int((offsets + self.members.sizes[rows]).max() - offsets.min()) + _TAR_BLOCK
+
+    def read_together(self, rows: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of one size by a single read: (uint8 [k, size], bool [k]: whether the tar has its name there); k = 0 if
+        the tar is shorter than they need. A row that is not named so may still be right (a long name): `read` tells.
+        """
+        start = int(self.members.offsets[rows].min()) - _TAR_BLOCK
+        places = self.members.offsets[rows] - start
+        block = np.frombuffer(os.pread(self.descriptor, self.span(rows), max(0, start)), np.uint8)
+        if start < 0 or len(block) < self.span(rows):
+            return np.zeros((0, size), np.uint8), np.zeros(0, bool)
+        headers = np.ascontiguousarray(_windows(block, _TAR_NAME_BYTES, places - _TAR_BLOCK))
+        found = headers.view(f"S{_TAR_NAME_BYTES}").ravel().tolist()  # without the zeros at their ends
+        wanted = "\n".join(map(self._name, rows.tolist())).encode().split(b"\n")
+        return _windows(block, size, places), np.fromiter(map(operator.eq, found, wanted), bool, len(rows))
+
+    def _name(self, row: int) -> str:
+        return f"{self.members.keys[row]}.{self.members.extensions[row]}"
+
+
+def _windows(block: np.ndarray, size: int, places: np.ndarray) -> np.ndarray:
+    """uint8 [k, size]: `size` bytes from every place on; a view of the block if the places are evenly spaced."""
+    windows, steps = sliding_window_view(block, size), np.diff(places)
+    if len(steps) and steps[0] > 0 and (steps == steps[0]).all():
+        return windows[places[0] : places[-1] + 1 : steps[0]]
+    return windows[places]
 
 
 def _fetch(url: str, expected: int, scratch: str | None) -> int:

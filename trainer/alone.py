@@ -29,7 +29,7 @@ class Alone:
         return self.module(*inputs, **options)
 
     def backward(self, loss) -> None:
-        (loss / self.pieces).backward()
+        (loss if self.pieces == 1 else loss / self.pieces).backward()
 
     def step(self) -> None:
         """At the last piece of a batch."""

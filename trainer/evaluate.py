@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.augment import Augment
+from lacuna.data_pipelines.batch import BadSample
 from lacuna.data_pipelines.plan import EpochPlan
+from lacuna.data_pipelines.sample_maker import SampleMaker
 from lacuna.data_pipelines.source import ShardSource
-from lacuna.data_pipelines.stream import BadSample, EpochStream, SampleMaker
+from lacuna.data_pipelines.stream import EpochStream
 from lacuna.trainer.bf16 import check
 from lacuna.trainer.config.sections import Config
 from lacuna.trainer.methods import score_of
@@ -93,9 +96,11 @@ def eval_maker(config: Config, source: ShardSource) -> SampleMaker:
     return SampleMaker(Augment(config.data.image_size, crop=config.data.eval_crop), 0, 0)
 
 
-def autocast(config: Config, world: World) -> torch.autocast:
+def autocast(config: Config, world: World) -> AbstractContextManager:
+    if config.train.precision != "bf16":
+        return nullcontext()
     make_bf16_safe(config, world)
-    return torch.autocast(world.device.type, dtype=torch.bfloat16, enabled=config.train.precision == "bf16")
+    return torch.autocast(world.device.type, dtype=torch.bfloat16)
 
 
 def make_bf16_safe(config: Config, world: World) -> str | None:

@@ -16,9 +16,9 @@ import torch
 
 from lacuna.basics.errors import UserError
 from lacuna.basics.hashing import mix
+from lacuna.data_pipelines.batch import Batch
 from lacuna.data_pipelines.repeated import RepeatedOrder, RepeatedStream
 from lacuna.data_pipelines.source import ShardSource
-from lacuna.data_pipelines.stream import Batch
 from lacuna.trainer.checkpoints.checkpoint import Position
 from lacuna.trainer.config.sections import Config
 from lacuna.trainer.on_device.decoding import device_decoder

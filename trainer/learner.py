@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lacuna.basics.hashing import mix
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.trainer.accumulate import carried, check_two_forwards, gather_outputs
 from lacuna.trainer.alone import Alone
 from lacuna.trainer.engine import BatchSplit
@@ -38,31 +38,38 @@ class Learner:
               further: Further | None = None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """One optimizer step: (this rank's part of the global loss, values [B] that the method reports)."""
         batch.moved_from, batch.labels = batch.labels, beside(batch.labels, self.run.world.device)
-        added: list[torch.Tensor] = []  # what the further samples of every piece add to the loss
-        terms = ([self._learn_whole(batch, step, total_steps, further, added)] if self.two_forwards
-                 else self._learn_pieces(batch, step, further, added))
+        shares: list[torch.Tensor] = []  # what every piece adds to the loss
+        added: list[torch.Tensor] = []  # and what the further samples of every piece add
+        terms = ([self._learn_whole(batch, step, total_steps, further, shares, added)] if self.two_forwards
+                 else self._learn_pieces(batch, step, further, shares, added))
         metrics = {name: torch.cat([part.metrics[name] for part in terms]) for name in terms[0].metrics}
-        shares = [self._share(part, step) for part in terms] + added
-        return torch.stack([share.detach().double() for share in shares]).sum(), metrics
+        return torch.stack([share.detach() for share in shares + added]).sum(dtype=torch.float64), metrics
 
-    def _learn_pieces(self, batch: Batch, step: Step, further: Further | None,
+    def _learn_pieces(self, batch: Batch, step: Step, further: Further | None, shares: list[torch.Tensor],
                       added: list[torch.Tensor]) -> list[LossTerms]:
         """Forward, loss and backward of one micro-batch after the other."""
         run, found = self.run, []
         for piece in range(self.split.pieces):
-            start, stop = piece * self.split.micro, (piece + 1) * self.split.micro
-            micro, rows = batch.narrow(start, stop), step.state.narrow(start, stop)
-            terms = self._terms(self.forward(micro.inputs), micro, replace(step, state=rows))
-            rows.write(terms.rows)  # they travel while the backward runs
+            micro, part = self._piece(batch, step, piece)
+            terms = self._terms(self.forward(micro.inputs), micro, part)
+            part.state.write(terms.rows)  # they travel while the backward runs
+            shares.append(self._share(terms, step))
             # DeepSpeed averages gradients over ranks and pieces; the global loss is a sum of shares.
-            loss = self.split.pieces * run.world.size * self._share(terms, step)
+            parts = self.split.pieces * run.world.size
+            loss = shares[-1] if parts == 1 else parts * shares[-1]
             self.engine.backward(self._with_further(loss, piece, further, added))
             self.engine.step()
             found.append(terms)
         return found
 
+    def _piece(self, batch: Batch, step: Step, piece: int) -> tuple[Batch, Step]:
+        if self.split.pieces == 1:
+            return batch, step
+        start, stop = piece * self.split.micro, (piece + 1) * self.split.micro
+        return batch.narrow(start, stop), replace(step, state=step.state.narrow(start, stop))
+
     def _learn_whole(self, batch: Batch, step: Step, total_steps: int, further: Further | None,
-                     added: list[torch.Tensor]) -> LossTerms:
+                     shares: list[torch.Tensor], added: list[torch.Tensor]) -> LossTerms:
         """The loss of this rank's whole share at once, its gradient carried into the weights piece by piece."""
         run, micro = self.run, self.split.micro
         pieces = [batch.inputs[piece * micro : (piece + 1) * micro] for piece in range(self.split.pieces)]
@@ -70,7 +77,8 @@ class Learner:
         gathered = gather_outputs(pieces, self.forward, seeds)
         terms = run.method.loss(gathered.outputs, batch, step)
         step.state.write(terms.rows)
-        (run.world.size * self._share(terms, step)).backward()
+        shares.append(self._share(terms, step))
+        (run.world.size * shares[-1]).backward()
         for piece, (inputs, seed, gradients) in enumerate(zip(pieces, seeds, gathered.gradients(), strict=True)):
             torch.manual_seed(seed)
             loss = len(pieces) * carried(self.forward(inputs), gradients)

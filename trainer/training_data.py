@@ -8,8 +8,9 @@ from lacuna.basics.hashing import mix, uniform_array
 from lacuna.data_pipelines.augment import Augment
 from lacuna.data_pipelines.device_decoder import DeviceDecoder
 from lacuna.data_pipelines.plan import EpochPlan
+from lacuna.data_pipelines.sample_maker import SampleMaker
 from lacuna.data_pipelines.source import ShardSource
-from lacuna.data_pipelines.stream import EpochStream, SampleMaker
+from lacuna.data_pipelines.stream import EpochStream
 from lacuna.data_pipelines.subsets import Subset
 from lacuna.trainer.config.data_section import DataConfig
 from lacuna.trainer.config.sections import Config

@@ -48,9 +48,10 @@ class World:
 
     def sum_counts(self, *counts: float) -> list[float]:
         """Sums over all ranks; one tiny all-reduce."""
+        if self.size == 1:
+            return [float(count) for count in counts]
         packed = torch.tensor(counts, dtype=torch.float64)
-        if self.size > 1:
-            dist.all_reduce(packed, group=self.control)
+        dist.all_reduce(packed, group=self.control)
         return packed.tolist()
 
     def gather(self, item: Any) -> list[Any]:

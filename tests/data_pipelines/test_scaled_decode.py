@@ -11,7 +11,7 @@ from PIL import Image
 
 from lacuna.data_pipelines.augment import Augment
 from lacuna.data_pipelines.decode import decode_image, decode_scaled
-from lacuna.data_pipelines.stream import SampleMaker
+from lacuna.data_pipelines.sample_maker import SampleMaker
 from lacuna.trainer.config.files import load_config, read_table, shipped
 from lacuna.trainer.config.sections import parse_config
 

@@ -23,8 +23,9 @@ import torch
 from lacuna.basics import storage
 from lacuna.data_pipelines.augment import Augment
 from lacuna.data_pipelines.plan import EpochPlan
+from lacuna.data_pipelines.sample_maker import SampleMaker
 from lacuna.data_pipelines.source import ShardSource
-from lacuna.data_pipelines.stream import EpochStream, SampleMaker
+from lacuna.data_pipelines.stream import EpochStream
 from lacuna.tools.bench.s3_stand_in import serving
 from lacuna.tools.bench.tax import make_data
 from lacuna.trainer.methods import build_method

@@ -10,8 +10,9 @@ from lacuna.basics.errors import UserError
 from lacuna.basics.hashing import mix
 from lacuna.data_pipelines.augment import Augment
 from lacuna.data_pipelines.plan import EpochPlan
+from lacuna.data_pipelines.sample_maker import SampleMaker
 from lacuna.data_pipelines.source import ShardSource
-from lacuna.data_pipelines.stream import EpochStream, SampleMaker
+from lacuna.data_pipelines.stream import EpochStream
 from lacuna.trainer.cache.cost import check_cost
 from lacuna.trainer.cache.stream import CachedStream
 from lacuna.trainer.cache.views import Fixed, View, cache_url

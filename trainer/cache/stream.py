@@ -15,8 +15,9 @@ import torch
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.batch import Batch
 from lacuna.data_pipelines.decode import DecodeError
+from lacuna.data_pipelines.pending_batches import bad_sample
 from lacuna.data_pipelines.plan import EpochPlan
-from lacuna.data_pipelines.stream import EpochStream, bad_sample
+from lacuna.data_pipelines.stream import EpochStream
 from lacuna.state_store.derived import ROWS, DerivedRows, filled_rows
 from lacuna.trainer.cache.views import View
 from lacuna.trainer.config.sections import Config

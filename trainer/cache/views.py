@@ -15,8 +15,8 @@ import numpy as np
 
 from lacuna.basics import storage
 from lacuna.data_pipelines.index import ShardIndex
+from lacuna.data_pipelines.sample_maker import SampleMaker
 from lacuna.data_pipelines.source import ShardSource
-from lacuna.data_pipelines.stream import SampleMaker
 from lacuna.state_store.derived import DerivedRows
 from lacuna.state_store.schema import Schema
 from lacuna.trainer.config.sections import Config

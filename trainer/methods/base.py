@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict
 
 from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.batch import Batch
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
-from lacuna.data_pipelines.stream import Batch
 from lacuna.state_store import Field
 from lacuna.trainer.scores import SIGMOID, Score
 from lacuna.trainer.state_rows import NO_ROWS, Masked, StateRows

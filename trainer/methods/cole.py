@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.trainer.methods.base import (
     LossTerms,
     Method,

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.trainer.methods.base import LossTerms, Method, Needs, Outputs, Settings, Step, Task, negative, positive
 from lacuna.trainer.methods.large_loss import assume_negative
 from lacuna.trainer.methods.top_entries import global_top

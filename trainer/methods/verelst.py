@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from pydantic import Field as Setting
 
 from lacuna.basics.errors import UserError
+from lacuna.data_pipelines.batch import Batch
 from lacuna.data_pipelines.labels import POSITIVE
-from lacuna.data_pipelines.stream import Batch
 from lacuna.state_store import Field, Given
 from lacuna.state_store.cutoffs import Cutoffs
 from lacuna.trainer.heatmaps import read_crop, write_crop

@@ -87,7 +87,8 @@ from lacuna.data_pipelines.augment import Augment
 from lacuna.data_pipelines.device_decoder import DeviceDecoder
 from lacuna.data_pipelines.plan import EpochPlan
 from lacuna.data_pipelines.source import ShardSource
-from lacuna.data_pipelines.stream import EpochStream, SampleMaker
+from lacuna.data_pipelines.sample_maker import SampleMaker
+from lacuna.data_pipelines.stream import EpochStream
 from tests.helpers import pretended_device as pretended
 source = ShardSource.load(sys.argv[1], "labels", None)
 device, given = pretended.register(), []

@@ -25,8 +25,9 @@ from torchvision.transforms import v2
 from lacuna.data_pipelines.augment import Augment
 from lacuna.data_pipelines.packing import SIDECAR_NAME
 from lacuna.data_pipelines.plan import EpochPlan
+from lacuna.data_pipelines.sample_maker import SampleMaker
 from lacuna.data_pipelines.source import ShardSource
-from lacuna.data_pipelines.stream import EpochStream, SampleMaker
+from lacuna.data_pipelines.stream import EpochStream
 from lacuna.tools.bench.decode.pictures import Boxes, Size
 
 SIZE = 224

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, model_validator
 
 from lacuna.basics.errors import UserError
-from lacuna.data_pipelines.stream import Batch
+from lacuna.data_pipelines.batch import Batch
 from lacuna.trainer.methods.base import LossTerms, Method, Outputs, Settings, Step, Task, expected_positives
 from lacuna.trainer.methods.cole import weak_negatives
 from lacuna.trainer.methods.selection.likelihood import fixed, independent
