@@ -8,6 +8,10 @@ MOTO := .venv-moto/bin/moto_server
 export DS_ACCELERATOR ?= $(shell command -v nvidia-smi >/dev/null 2>&1 || echo cpu)
 export OMP_WAIT_POLICY := PASSIVE
 
+# Test files at a time: launches wait much, so two cores have room for two. Tests of one file share fixtures and stay together.
+JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
 .PHONY: install demo docs test test-long lint clean
 
 install: $(STAMP)
@@ -35,10 +39,10 @@ $(MOTO): | $(STAMP)
 	-$(BIN)/python -c 'from tests.helpers.s3_server import install; print(install() or "moto is installed")'
 
 test: lint $(MOTO)
-	$(BIN)/python -m pytest -m "not long" --durations=15
+	$(PYTEST) -m "not long" --durations=15
 
 test-long: lint $(MOTO)
-	$(BIN)/python -m pytest --durations=30
+	$(PYTEST) --durations=30
 
 clean:
 	rm -rf .venv .venv-moto .venv-moto.lock .venv-exchange .venv-exchange.lock .venv-loggers .venv-loggers.lock \

@@ -25,8 +25,9 @@ IMPORT_NAMES = {"pyyaml": "yaml", "scikit-learn": "sklearn", "pillow": "PIL", "g
 # Declared, but imported by nobody here: each with its reason.
 NOT_IMPORTED = {"onnx": "torch.onnx imports it",
                 "onnxscript": "torch.onnx imports it", "ruff": "a command", "mypy": "a command",
-                "pytest-asyncio": "pytest loads it", "mkdocs-material": "mkdocs loads it: the theme",
-                "types-pyyaml": "types for mypy", "types-tqdm": "types for mypy"}
+                "pytest-asyncio": "pytest loads it", "pytest-xdist": "pytest loads it",
+                "mkdocs-material": "mkdocs loads it: the theme", "types-pyyaml": "types for mypy",
+                "types-tqdm": "types for mypy"}
 # Imported where it happens to be installed, which no package here asks for: each with its reason.
 IF_INSTALLED = {"tensorstore": "one test reads our export with a second implementation of Zarr"}
 
