@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -71,6 +72,15 @@ def train(config: Config, hung: Callable[[str], None] | None = None, stop: Stop 
             raise
         finally:
             watchdog.stop(whole)
+
+
+def train_and_go_on(config: Config, stop: Stop | None = None) -> Outcome:
+    """`train` in a process that does other things afterwards. A run's parts refer to each other in circles, which Python
+    would free some day only: weights, caches and the threads of its process groups would pile up run after run."""
+    try:
+        return train(config, stop=stop)
+    finally:
+        gc.collect()
 
 
 def _train(run: Run) -> Outcome:

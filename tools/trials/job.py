@@ -97,7 +97,7 @@ def _in_this_process(job: Job, config: Config) -> tuple[Status, str, dict]:
     stop = Stop()
     try:
         with world.on_its_own(), _asking(stop, job.deadline):
-            outcome = launch.train(config, stop=stop)
+            outcome = launch.train_and_go_on(config, stop)
     except UserError as error:
         return "failed", str(error), {}
     except Exception as error:

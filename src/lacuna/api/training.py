@@ -33,4 +33,4 @@ def train(config: Config) -> Results:
     on other threads signals are left alone. Handlers, logging, random numbers and the process group are put back
     afterwards, so that it may be called again. Mistakes in the input are `lacuna.UserError`s.
     """
-    return Results(**vars(launch.train(config)))
+    return Results(**vars(launch.train_and_go_on(config)))
