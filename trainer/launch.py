@@ -75,8 +75,8 @@ def train(config: Config, hung: Callable[[str], None] | None = None, stop: Stop 
 
 
 def train_and_go_on(config: Config, stop: Stop | None = None) -> Outcome:
-    """`train` in a process that does other things afterwards. A run's parts refer to each other in circles, which Python
-    would free some day only: weights, caches and the threads of its process groups would pile up run after run."""
+    """`train` in a process that does other things afterwards. A run's parts refer to each other in circles, which
+    Python would free some day only: weights, caches and threads of process groups would pile up run after run."""
     try:
         return train(config, stop=stop)
     finally:
