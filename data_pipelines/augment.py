@@ -18,7 +18,7 @@ from lacuna.data_pipelines.decode import FullSize
 _AUGMENT = 3  # keeps augmentation's use of the seed apart from the plan's
 Box = tuple[float, float, float, float]
 FULL_BOX: Box = (0.0, 0.0, 1.0, 1.0)
-_resize_into = torch.ops.aten._upsample_bilinear2d_aa.out
+_resize_into = torch._C._nn._upsample_bilinear2d_aa  # type: ignore[attr-defined]
 CROPS = ("squash", "random_resized", "center", "same")
 
 
@@ -61,10 +61,11 @@ class Augment:
         out = torch.empty((3, self.size, self.size), dtype=torch.uint8) if out is None else out
         rows, columns, factor = full or FullSize(*image.shape[-2:])
         top, left, height, width = self.pixel_box(rows, columns, rng)
-        _resize(image[:, _decoded(top, height, factor), _decoded(left, width, factor)], out)
+        _resize(image, _decoded(top, height, factor), _decoded(left, width, factor), out)
         flipped = self.flip and self.crop != "same" and rng.random() < 0.5
         if flipped:
-            out.copy_(out.flip(-1))
+            pixels = out.numpy()
+            pixels[...] = pixels[..., ::-1].copy()
         if self.cutout:
             _cutout(out, self.cutout, rng)
         changed = out
@@ -77,6 +78,8 @@ class Augment:
 
     def shrink(self, rows: int, columns: int, rng: SampleRng) -> float:
         """How many times smaller an image of this size may be, for the crop that the generator draws next."""
+        if min(rows, columns) < 2 * self.size:  # no part of it is large enough
+            return 1.0
         _, _, height, width = self.pixel_box(rows, columns, rng.copy())
         return min(height, width) / self.size
 
@@ -145,14 +148,17 @@ def sample_rng(seed: int, epoch: int, shard: int, row: int) -> SampleRng:
     return SampleRng(mix(seed, _AUGMENT, epoch, shard, row))
 
 
-def _resize(image: torch.Tensor, out: torch.Tensor) -> None:
-    """uint8 [3, H, W], there or on an accelerator, to the size of `out` on the host."""
+def _resize(image: torch.Tensor, rows: slice, columns: slice, out: torch.Tensor) -> None:
+    """A part of a uint8 [3, H, W], there or on an accelerator, to the size of `out` on the host."""
     size = list(out.shape[-2:])
     if image.device == out.device:
-        # The operator itself rather than F.resize: the same kernel, but it fills the batch without a copy.
-        _resize_into(image[None], size, False, None, None, out=out[None])
+        # The operator itself rather than F.resize: the same kernel, but it fills the batch without a copy. numpy cuts:
+        # PyTorch gives the interpreter's lock away for every view, and the threads spend more on that than on views.
+        part = torch.from_numpy(image.numpy()[None, :, rows, columns])
+        _resize_into(part, size, False, None, None, out=out[None])
     else:  # where bytes have no such kernel
-        real = torch.nn.functional.interpolate(image[None].float(), size, mode="bilinear", antialias=True)[0]
+        real = torch.nn.functional.interpolate(image[None, :, rows, columns].float(), size, mode="bilinear",
+                                               antialias=True)[0]
         out.copy_(real.round_().clamp_(0, 255).to(torch.uint8))
 
 

@@ -77,7 +77,7 @@ def _decode_jpeg(data: bytes, stored: tuple[int, int],
     allowed = 1.0 if shrink is None else shrink(*seen)
     factor = 8 if allowed >= 8 else 4 if allowed >= 4 else 2 if allowed >= 2 else 1  # the ones that are fast
     least = {} if factor == 1 else {"min_height": -(-stored[0] // factor), "min_width": -(-stored[1] // factor)}
-    image = torch.from_numpy(simplejpeg.decode_jpeg(data, **least)).permute(2, 0, 1)
+    image = torch.from_numpy(simplejpeg.decode_jpeg(data, **least).transpose(2, 0, 1))
     return turned(image, turn), FullSize(*seen, factor)
 
 

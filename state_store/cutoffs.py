@@ -22,7 +22,7 @@ _ALL = np.uint64(2**64 - 1)
 _NONE = 1 << 32  # above every code
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cutoffs:
     codes: np.ndarray  # int64 [L]
     bounds: np.ndarray  # uint64 [L], inclusive

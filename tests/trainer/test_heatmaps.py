@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from lacuna.trainer.heatmaps import read_crop, write_crop
 
@@ -54,6 +55,33 @@ def test_a_peak_is_found_again_where_it_was_written():
         assert abs(found_y - y) < 1 / side
         again = read_crop(heat[None, None], box, flip, grid)[0, 0]
         assert divmod(int(again.argmax()), grid) == (row, column)
+
+
+def naive_points(boxes, flips, grid, side):
+    """The same places by PyTorch's own operations: of a crop's cells in the image, and of heatmap cells in the crop."""
+    part, cells = ((torch.arange(n) + 0.5) / n for n in (grid, side))
+    x = boxes[:, :1] + torch.where(flips[:, None], 1 - part, part) * (boxes[:, 2:3] - boxes[:, :1])
+    y = boxes[:, 1:2] + part * (boxes[:, 3:] - boxes[:, 1:2])
+    u, v = ((cells - boxes[:, a, None]) / (boxes[:, a + 2] - boxes[:, a])[:, None] for a in (0, 1))
+    seen = ((v >= 0) & (v <= 1))[:, :, None] & ((u >= 0) & (u <= 1))[:, None, :]
+    return (x, y), (torch.where(flips[:, None], 1 - u, u), v), seen[:, None]
+
+
+def naive_sample(maps, x, y):
+    places = torch.stack([(2 * x - 1)[:, None, :].expand(-1, y.shape[1], -1),
+                          (2 * y - 1)[:, :, None].expand(-1, -1, x.shape[1])], dim=-1)
+    return F.grid_sample(maps, places, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+@pytest.mark.parametrize("grid", [5, 7, 12, 14])
+def test_the_places_are_those_of_float32_bit_for_bit(grid):
+    boxes, flips = random_boxes(100, seed=grid)
+    heat, scores = torch.rand(100, 2, 2 * grid, 2 * grid), torch.rand(100, 2, grid, grid)
+    there, back, mask = naive_points(boxes, flips, grid, 2 * grid)
+    assert torch.equal(read_crop(heat, boxes, flips, grid), naive_sample(heat, *there))
+    values, seen = write_crop(scores, boxes, flips, 2 * grid)
+    assert torch.equal(values, naive_sample(scores, *back))
+    assert torch.equal(seen, mask)
 
 
 def test_cells_outside_the_crop_are_not_seen():

@@ -37,7 +37,6 @@ from lacuna.trainer.methods.base import (
 from lacuna.trainer.methods.cardinality import Cardinalities, matched
 from lacuna.trainer.methods.cole import expected_positives_penalty
 from lacuna.trainer.methods.cutoff_state import CUTOFF_STATE, from_tensors, to_tensors
-from lacuna.trainer.on_device.uploads import to_device
 
 _PAPER = ("Verelst et al., Spatial Consistency Loss for Training Multi-Label Classifiers from Single-Label "
           "Annotations, WACV 2023")
@@ -178,7 +177,6 @@ class Verelst(Method[VerelstSettings]):
     def _spatial(self, terms: LossTerms, outputs: Outputs, batch: Batch, step: Step, score: torch.Tensor,
                  started: bool) -> None:
         """SCL: the loss sees the heatmaps as they were before this visit; only cells inside the crop are written."""
-        boxes, flips = to_device(batch.boxes, score.device), to_device(batch.flips, score.device)
         if self.s.top_k and not started:
             return  # which classes are tracked is chosen after the warm-up
         scores, name, heat = torch.sigmoid(outputs.maps), "heat", None
@@ -192,10 +190,10 @@ class Verelst(Method[VerelstSettings]):
         else:
             heat = step.state.read(name)
         if started:
-            target = read_crop(heat, boxes, flips, scores.shape[-1])
+            target = read_crop(heat, batch.boxes, batch.flips, scores.shape[-1])
             distance = _distance(scores, target, self.s.distance)
             terms.per_sample = terms.per_sample + self.s.gamma * distance.mean((1, 2, 3))
-        values, seen = write_crop(scores.detach(), boxes, flips, heat.shape[-1])
+        values, seen = write_crop(scores.detach(), batch.boxes, batch.flips, heat.shape[-1])
         new = torch.where(seen, self._average(heat, values), heat)
         if self.s.top_k:
             seen = seen | fresh[:, None, None, None]

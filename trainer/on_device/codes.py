@@ -38,13 +38,15 @@ def encode(field: Field, values: torch.Tensor, keys: torch.Tensor | None) -> tor
         bits = torch.nn.functional.pad(values.to(torch.uint8), (0, spare)).view(len(values), -1, 8)
         weights = 2 ** torch.arange(7, -1, -1, device=values.device, dtype=torch.uint8)
         return (bits * weights).sum(2, dtype=torch.uint8)
-    flat = values.reshape(len(values), field.columns)
+    if field.range is None and not field.stochastic:
+        return values.to(getattr(torch, field.dtype))
+    flat = values if values.ndim == 2 else values.reshape(len(values), field.columns)
     if field.range is not None:
-        return _to_codes(field, flat, keys).reshape(values.shape)
-    if field.stochastic:
+        found = _to_codes(field, flat, keys)
+    else:
         assert keys is not None
-        return _to_half(flat, keys).reshape(values.shape)
-    return values.to(getattr(torch, field.dtype))
+        found = _to_half(flat, keys)
+    return found if values.ndim == 2 else found.reshape(values.shape)
 
 
 def _to_codes(field: Field, values: torch.Tensor, keys: torch.Tensor | None) -> torch.Tensor:

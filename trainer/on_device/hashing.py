@@ -18,6 +18,7 @@ from lacuna.trainer.on_device.uploads import to_device
 
 _LOW = 0xFFFFFFFF
 _SIGN = -(1 << 63)
+_STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def signed(number: int) -> int:
@@ -45,15 +46,16 @@ def uniform(seeds: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def random_bits(keys: torch.Tensor, columns: int) -> torch.Tensor:
-    """uint32 [B, C] from the upper halves of row keys [B] (`upper`)."""
-    h = keys[:, None] ^ _column_keys(columns, keys.device)
+    """uint32 [B, C] from the upper halves of row keys [B, 1] (`upper`)."""
+    h = keys ^ _column_keys(columns, keys.device)
     h = (h * 0x7FEB352D) & _LOW
     h = ((h ^ (h >> 15)) * 0x846CA68B) & _LOW
     return h
 
 
 def upper(keys: np.ndarray, device: torch.device) -> torch.Tensor:
-    return to_device((keys >> np.uint64(32)).astype(np.int64), device)
+    """int64 [B, 1]"""
+    return to_device((keys >> np.uint64(32)).astype(np.int64)[:, None], device)
 
 
 @functools.lru_cache(maxsize=64)
@@ -63,10 +65,15 @@ def _column_keys(columns: int, device: torch.device) -> torch.Tensor:
 
 def selected(cutoffs: Cutoffs, codes: torch.Tensor, shards: np.ndarray, rows: np.ndarray) -> torch.Tensor:
     """bool [B, L]: `Cutoffs.selected`, without looking for ties first."""
-    device = codes.device
-    golden = np.uint64(0x9E3779B97F4A7C15)
-    samples = (np.asarray(shards).astype(np.int64) * cutoffs.max_rows + np.asarray(rows)).astype(np.uint64) * golden
-    columns = hashing.mix64(np.arange(codes.shape[1], dtype=np.uint64) * golden + np.uint64(cutoffs.tie_key))
-    keys = mix64(to_device(samples.view(np.int64), device)[:, None] + to_device(columns.view(np.int64), device))
-    theta, bounds = to_device(cutoffs.codes, device), to_device(cutoffs.bounds.view(np.int64), device)
-    return (codes > theta) | ((codes == theta) & ((keys ^ _SIGN) <= (bounds ^ _SIGN)))
+    samples = (np.asarray(shards).astype(np.int64) * cutoffs.max_rows + np.asarray(rows)).astype(np.uint64) * _STEP
+    theta, bounds, columns = _of_columns(cutoffs, codes.device)
+    keys = mix64(to_device(samples.view(np.int64)[:, None], codes.device) + columns)
+    return (codes > theta) | ((codes == theta) & ((keys ^ _SIGN) <= bounds))
+
+
+@functools.lru_cache(maxsize=4)
+def _of_columns(cutoffs: Cutoffs, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """int64 [L]: codes, bounds (in the order of signed numbers) and hashes of the columns; they go up once an epoch."""
+    columns = hashing.mix64(np.arange(len(cutoffs.codes), dtype=np.uint64) * _STEP + np.uint64(cutoffs.tie_key))
+    bounds = cutoffs.bounds.view(np.int64) ^ np.int64(_SIGN)
+    return to_device(cutoffs.codes, device), to_device(bounds, device), to_device(columns.view(np.int64), device)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from lacuna.state_store.cutoffs import Cutoffs
@@ -23,14 +24,15 @@ class NewRows:
 
     rows: Rows
     fields: list[Field]
-    download: Download  # of every field: its codes, and bool [B]: which rows are finite
+    checked: list[Field]  # those that cannot hold every number
+    download: Download  # codes of every field; then of the checked ones [B]: the largest number of each row
 
     def land(self) -> None:
         """Wait for them and scatter them."""
         parts = self.download.wait()
-        for place, field in enumerate(self.fields):
-            stored, finite = parts[2 * place : 2 * place + 2]
-            field.check_finite(finite)
+        for field, largest in zip(self.checked, parts[len(self.fields) :], strict=True):
+            field.check_finite(np.isfinite(largest))
+        for field, stored in zip(self.fields, parts, strict=False):
             self.rows.scatter(field.name, stored.view(field.stored_dtype))
 
 
@@ -54,7 +56,7 @@ class DeviceRows(StateRows):
         return hashing.selected(cutoffs, self._up(field), self._rows.shards, self._rows.rows)
 
     def write(self, values: dict[str, torch.Tensor | Masked]) -> None:
-        fields, parts = [], []
+        fields, encoded, checked, largest = [], [], [], []
         for name, value in values.items():
             field, new = self._rows.field(name), value.values if isinstance(value, Masked) else value
             new = new.detach()
@@ -62,19 +64,18 @@ class DeviceRows(StateRows):
                 self._rows.write(name, new.numpy())
                 continue
             keys = self._rows.rounding_keys(field)
-            encoded = codes.encode(field, new, None if keys is None else hashing.upper(keys, self._device))
+            stored = codes.encode(field, new, None if keys is None else hashing.upper(keys, self._device))
             if isinstance(value, Masked):  # what the mask leaves out stays bit for bit
-                encoded = torch.where(value.mask, encoded, self._up(name).to(encoded.dtype))
+                stored = torch.where(value.mask, stored, self._up(name).to(stored.dtype))
             fields.append(field)
-            parts += [encoded, self._finite(field, new)]
+            encoded.append(stored)
+            if field.range is not None or field.stochastic:
+                checked.append(field)
+                # A NaN is larger than any number here: one reduction tells both from what is finite.
+                largest.append(new.abs().amax(tuple(range(1, new.ndim))) if new.ndim > 1 else new)
         if fields:
-            new_rows = NewRows(self._rows, fields, self._downloads.begin(parts))
+            new_rows = NewRows(self._rows, fields, checked, self._downloads.begin(encoded + largest))
             self._landing.append(self._downloads.threads.submit(new_rows.land))
-
-    def _finite(self, field: Field, values: torch.Tensor) -> torch.Tensor:
-        if field.range is None and not field.stochastic:
-            return torch.ones(len(values), dtype=torch.bool, device=values.device)
-        return torch.isfinite(values).flatten(1).all(1)
 
     def _up(self, field: str) -> torch.Tensor:
         """Stored numbers on the device, copied once per step."""
