@@ -43,7 +43,9 @@ class Learner:
         terms = ([self._learn_whole(batch, step, total_steps, further, shares, added)] if self.two_forwards
                  else self._learn_pieces(batch, step, further, shares, added))
         metrics = {name: torch.cat([part.metrics[name] for part in terms]) for name in terms[0].metrics}
-        return torch.stack([share.detach() for share in shares + added]).sum(dtype=torch.float64), metrics
+        parts = [share.detach() for share in shares + added]
+        total = parts[0].double() if len(parts) == 1 else torch.stack(parts).sum(dtype=torch.float64)
+        return total, metrics
 
     def _learn_pieces(self, batch: Batch, step: Step, further: Further | None, shares: list[torch.Tensor],
                       added: list[torch.Tensor]) -> list[LossTerms]:
