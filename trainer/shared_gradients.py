@@ -1,6 +1,6 @@
 """Gradients averaged through shared memory, where all ranks are processes of one machine and train on its cores.
 
-Through sockets every number is copied four times by cores that have other things to do. Here each rank puts its gradients
+Through sockets every number is copied four times, by cores that have other things to do. Here a rank puts its gradients
 into memory that all ranks see, adds up its part of everybody's, and writes the averages to everybody.
 """
 
@@ -74,7 +74,8 @@ class SharedExchange:
     @functools.cached_property
     def homes(self) -> dict[torch.Tensor, torch.Tensor]:
         """Where a parameter's gradient lies in this rank's slot, in the memory order of the parameter."""
-        found, at = {}, 0
+        found: dict[torch.Tensor, torch.Tensor] = {}
+        at = 0
         for parameter in self.learning:
             found[parameter] = torch.as_strided(self.slots[self.world.rank], parameter.shape, parameter.stride(), at)
             at += parameter.numel()
