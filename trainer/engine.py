@@ -15,8 +15,9 @@ from lacuna.basics.errors import UserError
 from lacuna.basics.places import CONFIGS
 from lacuna.trainer import uncompiled
 from lacuna.trainer.config.sections import Config, PhaseConfig
-from lacuna.trainer.gradients import Exchange, clip
+from lacuna.trainer.gradients import Exchange, clip, sendable
 from lacuna.trainer.models.classifier import Classifier, head_and_blocks
+from lacuna.trainer.shared_gradients import SharedExchange, shared_slots
 from lacuna.trainer.world import World
 
 _CONFIG_FOLDER = os.path.join(CONFIGS, "deepspeed")
@@ -75,7 +76,7 @@ def _care_for_gradients(engine, world: World, bucket_size: int) -> None:
     if world.size == 1:
         engine.enable_backward_allreduce = False  # nobody to average with: a sixth of a small model's step
     elif plain:
-        exchange, destroy = Exchange(engine, world.size, bucket_size), engine.destroy
+        exchange, destroy = _exchange(engine, world, bucket_size), engine.destroy
         engine.allreduce_gradients = exchange.finish
 
         def close() -> None:
@@ -86,6 +87,14 @@ def _care_for_gradients(engine, world: World, bucket_size: int) -> None:
     else:
         # By default all gradients are copied into one new buffer and back: a third of an exchange on CPUs.
         engine.allreduce_gradients = functools.partial(engine.allreduce_gradients, bucket_size=bucket_size)
+
+
+def _exchange(engine, world: World, bucket_size: int) -> Exchange | SharedExchange:
+    if world.device.type == "cpu":
+        slots = shared_slots(world, sum(p.numel() for p in sendable(engine.module)))
+        if slots is not None:
+            return SharedExchange(engine, world, slots)
+    return Exchange(engine, world.size, bucket_size)
 
 
 def deepspeed_config(config: Config, phase: PhaseConfig, world: int) -> dict:

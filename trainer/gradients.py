@@ -20,11 +20,10 @@ class Exchange:
         """`size`: of the world; `most`: numbers after which a bucket is closed."""
         self.engine, self.size = engine, size
         self.buckets: list[list[torch.nn.Parameter]] = [[]]
-        for parameter in engine.module.parameters():
-            if parameter.requires_grad and parameter.numel():
-                if sum(p.numel() for p in self.buckets[-1]) > most:
-                    self.buckets.append([])
-                self.buckets[-1].append(parameter)
+        for parameter in sendable(engine.module):
+            if sum(p.numel() for p in self.buckets[-1]) > most:
+                self.buckets.append([])
+            self.buckets[-1].append(parameter)
         self.bucket_of = {parameter: place for place, bucket in enumerate(self.buckets) for parameter in bucket}
         self.hooks = [p.register_post_accumulate_grad_hook(self._ready) for p in self.bucket_of]
         self._restart()
@@ -72,6 +71,11 @@ class Exchange:
                 else:
                     parameter.grad.copy_(average)  # fused optimizers want the memory order of the parameter
         self._restart()
+
+
+def sendable(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Parameters whose gradients travel, in the order in which all ranks have them."""
+    return [p for p in module.parameters() if p.requires_grad and p.numel()]
 
 
 def clip(parameters: list[torch.nn.Parameter], most: float) -> None:

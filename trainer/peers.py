@@ -30,7 +30,7 @@ class Peers(threading.Thread):
     def __init__(self, world: World, leave: Callable[[str], None]):
         """`leave` is told when a peer has been gone for a while and this rank has not noticed."""
         super().__init__(name="peers", daemon=True)
-        mine = (_machine(), os.getpid())
+        mine = (machine(), os.getpid())
         self.rank, self.ended, self.leave = world.rank, set[int](), leave
         self.pids = {rank: pid for rank, (machine, pid) in enumerate(world.gather(mine))
                      if rank != world.rank and machine == mine[0]}
@@ -114,7 +114,7 @@ def _exit_code(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] in (b"Z", b"X") else None
 
 
-def _machine() -> tuple[str, str]:
+def machine() -> tuple[str, str]:
     """Where process numbers mean the same: the boot and the namespace of processes."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
         return f.read().strip(), os.readlink("/proc/self/ns/pid")
