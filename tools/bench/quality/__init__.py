@@ -12,7 +12,7 @@ DIR (or LACUNA_EVAL_DATA) holds coco_features/ and coco_photos/. Sets:
   fpc300_tuned, pos10_tuned  the same two with the head's recipe, a few methods
   photos     heads on a frozen EfficientNet-lite0 over random-resized crops, one positive per image (EN, CL, SCL)
   photos_last    the same crops; after a warm-up the last blocks learn with the head (AN, EN, EN+SCL)
-  photos_tuned   as photos, with the head's recipe for every method
+  photos_tuned, photos_last_tuned  the same two with the head's recipe for every method; the last block learns only
 Every set is a table (`lacuna table`): a method's row has the same number of trials as any other, chosen by mAP on
 held-out training images with seed 0 and without the test set; the best is run with every seed and then tested.
 Methods that want a vision-language model's table get the scores of a classifier trained with AN (or, under names with

@@ -15,7 +15,7 @@ from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.bench.quality.data import FULL
 from lacuna.tools.bench.quality.recipe import MODEL, SCHEDULE, head_decay
 from lacuna.tools.bench.quality.teacher import is_table, write_table
-from lacuna.tools.bench.quality.trials import TEACHERS, Annotation, Trial
+from lacuna.tools.bench.quality.trials import TEACHERS, TUNED_TEACHER, Annotation, Trial
 from lacuna.tools.neighbors.making import Wishes, make_neighbors
 from lacuna.tools.passes.pool import PoolSettings, open_pool
 from lacuna.tools.passes.trained import open_trained
@@ -66,16 +66,21 @@ class FeatureRows:
         if needs.neighbors:
             own["neighbors"] = self.neighbors(labels)
         if needs.scores:
-            own["scores"] = self.table(labels, trial.get("teacher", "an"))
+            own["scores"] = self.table(labels, trial.get("teacher", "an"), annotation.tuned)
         if method in annotation.after:
             own["prior"] = self.prior_path(annotation.labels, annotation.after[method])
-        settings = {"phases.0.lr": trial["lr"], "method": own}
-        if annotation.tuned:
-            classes = len(self.source(labels).index.classes)
-            settings["phases.0.head_weight_decay"] = head_decay(own["name"], trial["decay"], classes, TUNED_BATCH)
+        settings = self._learning(trial, labels) | {"method": own}
         if "full_weight" in trial:
             settings["train.fully_labelled_weight"] = trial["full_weight"]
             settings["data.fully_labelled"] = {"url": os.path.join(self.data, "train"), "subset": FULL}
+        return settings
+
+    def _learning(self, trial: Trial, labels: str) -> dict:
+        settings = {"phases.0.lr": trial["lr"], "method": trial["method"]}
+        if "decay" in trial:
+            classes = len(self.source(labels).index.classes)
+            settings["phases.0.head_weight_decay"] = head_decay(trial["method"]["name"], trial["decay"], classes,
+                                                                TUNED_BATCH)
         return settings
 
     def body(self, labels: str, tuned: bool = False) -> dict:
@@ -103,13 +108,14 @@ class FeatureRows:
                 make_neighbors(pool, self.source(labels), None, url, Wishes())
         return url
 
-    def table(self, labels: str, teacher: str) -> str:
+    def table(self, labels: str, teacher: str, tuned: bool) -> str:
         """Scores of a teacher for the training images, made when they are first needed."""
-        url = os.path.abspath(os.path.join(self.out, "tables", f"{labels}-{teacher}-{self.epochs}"))
+        name = f"{teacher}_tuned" if tuned else teacher
+        url = os.path.abspath(os.path.join(self.out, "tables", f"{labels}-{name}-{self.epochs}"))
         if not is_table(url):
-            trial = TEACHERS[teacher]
-            row = RowWork(f"teacher.{labels}.{teacher}", Row(), self.body(labels),
-                          [{"phases.0.lr": trial["lr"], "method": trial["method"]}], "bench quality: teacher")
+            trial = TUNED_TEACHER if tuned else TEACHERS[teacher]
+            row = RowWork(f"teacher.{labels}.{name}", Row(), self.body(labels, tuned),
+                          [self._learning(trial, labels)], "bench quality: teacher")
             train_rows([row], self.out, range(1), self.crew)
             write_table(url, open_trained(row.folders[0]), ShardSource.load(os.path.join(self.data, "train"), labels,
                                                                            None))

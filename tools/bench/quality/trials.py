@@ -51,6 +51,7 @@ _COCO_GR = {"slope": [0.0, 10.0], "offset": [-2.0, -8.0]}
 # Whose scores take the place of a vision-language model's: the settings that are chosen for the methods themselves.
 TEACHERS: dict[str, Trial] = {"an": {"lr": 1e-4, "method": {"name": "an"}},
                               "role": {"lr": 1e-4, "method": {"name": "role", "lr": 3e-2}}}
+TUNED_TEACHER: Trial = {"lr": 1e-3, "decay": 0.03, "method": {"name": "an"}}  # likewise in the tuned protocol
 _PLAIN = {"gamma_positive": 0, "gamma_negative": 0, "gamma_unknown": 0}
 _FOCAL = {"gamma_positive": 0, "gamma_negative": 3, "gamma_unknown": 4}  # the authors' on COCO with FPC
 SINGLE = {
@@ -110,6 +111,22 @@ TUNED = {
     "hill": _tuned("hill"),
     "splc": _tuned("splc"),
     "asl": _tuned("asl", {"gamma_positive": 0.0}, {"gamma_positive": 1.0}),
+    "epr": _tuned("epr"),
+    "crisp": _tuned("crisp"),
+    "ll_ct": _tuned("ll_ct", {"delta_percent": 0.2}, {"delta_percent": 0.4}),
+    "ll_cp": _tuned("ll_cp", {"delta_percent": 0.1}, {"delta_percent": 0.2}),
+    "em_apl": _tuned("em_apl", {"pseudo_weight": 0.2}, {"pseudo_weight": 0.9}),
+    "gpr": _tuned("gpr", {}, {**_COCO_GR, "threshold": 0.1}),
+    "vlpl": _tuned("vlpl", {}, {"threshold": 0.1}),
+    "ccd": _tuned("ccd", {"consistency": 0}, {"consistency": 0, "max_entropy": 4.0}),
+    "ep": _tuned("ep"),
+    "pr": _tuned("pr"),
+    "mime": _tuned("mime"),
+    "epr_cl": _tuned("epr_cl", {"gamma": 0.1}, {"gamma": 1.0}),
+    "ep_cl": _tuned("ep_cl", {"gamma": 0.1}, {"gamma": 1.0}),
+    "an_cl": _tuned("an_cl", {"gamma": 0.1}, {"gamma": 1.0}),
+    "iu": _tuned("iu", labels="iu"),
+    "bce_ls": _tuned("bce_ls", labels="labels"),
 }
 # Where every positive is shown or hidden on its own.
 _PARTIAL = {**{name: TUNED[name] for name in ("oracle", "an", "softmax", "en", "role")},
@@ -160,9 +177,10 @@ def _remaining() -> dict[str, list[Trial]]:
 
 
 def on_vectors(name: str) -> bool:
-    """Whether a method needs neither score maps nor a second view of the image, nor tables of another model."""
+    """Whether a method can learn from single positives on vectors: it needs neither score maps nor a second view of the
+    image, nor tables of another model, nor verified negatives."""
     needs = example(name).needs()
-    return not (needs.maps or needs.strong_view or needs.scores)
+    return not (needs.maps or needs.strong_view or needs.scores or needs.negatives)
 
 
 SINGLE.update(_remaining())

@@ -53,7 +53,7 @@ def shards(tmp_path_factory) -> str:
 
 def rows_in(shards: str, folder) -> PhotoRows:
     return PhotoRows(shards, str(folder), "none", 2, CrewSettings(workers=0), backbone="lacuna:tiny", size=32,
-                     last=("4", "6"), epochs=2)
+                     epochs=2)
 
 
 def trials(name: str, labels: str = "single", lr: float = 2e-3, **settings) -> list[dict]:
@@ -83,7 +83,7 @@ def test_the_last_blocks_learn_after_the_warm_up(shards, tmp_path):
     rows = rows_in(shards, tmp_path)
     tried = {"oracle": trials("bce", "labels", 1e-3)}
     fixed = rows.train("photos", PhotoSet(tried), ["oracle"], range(1))["oracle"]
-    learnt = rows.train("photos_last", PhotoSet(tried, last=True), ["oracle"], range(1))["oracle"]
+    learnt = rows.train("photos_last", PhotoSet(tried, last=("4", "6")), ["oracle"], range(1))["oracle"]
     before, after = (weights(Path(row.folders[0])) for row in (fixed, learnt))
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert {name.split(".")[1] for name in changed if name.startswith("backbone.")} == {"4", "6"}
@@ -97,6 +97,18 @@ def test_the_tuned_protocol_is_the_same_head_for_all(shards, tmp_path):
     assert {(body.model.head_bias, body.model.head_norm) for body in bodies.values()} == {("prior", "l2")}
     decays = {name: [phase.head_weight_decay for phase in body.phases] for name, body in bodies.items()}
     assert decays == {"an": [0.08 / CLASSES], "softmax": [0.08]}  # a mean over classes, and a sum
+
+
+def test_the_tuned_head_comes_first_then_the_last_blocks_learn_with_it(shards, tmp_path):
+    rows, tried = rows_in(shards, tmp_path), {"an": [{"lr": 1e-4, "decay": 0.08, "method": {"name": "an"}}]}
+    fixed = rows.train("photos_tuned", PhotoSet(tried, tuned=True), ["an"], range(1))["an"]
+    learnt = rows.train("photos_last_tuned", PhotoSet(tried, last=("6",), tuned=True), ["an"], range(1))["an"]
+    phases = run_config(learnt.folders[0]).phases
+    assert [(p.name, p.trainable, p.lr, p.head_weight_decay) for p in phases] == [
+        ("head", "head", 2e-3, 0.08 / CLASSES), ("last", ("6",), 1e-4, 0.08 / CLASSES)]
+    before, after = (weights(Path(row.folders[0])) for row in (fixed, learnt))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {name.split(".")[1] for name in changed if name.startswith("backbone.")} == {"6"}
 
 
 def test_the_two_parts_are_the_whole_backbone():

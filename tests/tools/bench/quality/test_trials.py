@@ -123,7 +123,7 @@ def test_every_method_has_the_same_number_of_trials():
     for name, annotation in ANNOTATIONS.items():
         number = 3 if name == "features_full300" else 8 if annotation.tuned else 6
         assert {len(trials) for trials in annotation.trials.values()} == {number}
-    for name, number in (("photos", 4), ("photos_last", 2), ("photos_tuned", 8)):
+    for name, number in (("photos", 4), ("photos_last", 2), ("photos_tuned", 8), ("photos_last_tuned", 8)):
         assert {len(trials) for trials in PHOTO_SETS[name].trials.values()} == {number}
 
 
