@@ -160,8 +160,11 @@ def _optimizer(groups: list[dict], phase: PhaseConfig, compiled: bool) -> torch.
     kinds = torch.optim if compiled else uncompiled
     if phase.optimizer == "sgd":
         return kinds.SGD(groups, lr=phase.lr, momentum=phase.momentum, fused=fused)
-    kind = kinds.AdamW if phase.optimizer == "adamw" else kinds.Adam
-    optimizer = kind(groups, lr=phase.lr, fused=fused)
+    optimizer: torch.optim.Optimizer
+    if phase.optimizer == "adamax":  # has no fused kernel
+        optimizer = kinds.Adamax(groups, lr=phase.lr)
+    else:
+        optimizer = (kinds.AdamW if phase.optimizer == "adamw" else kinds.Adam)(groups, lr=phase.lr, fused=fused)
     if all(p.device.type == "cpu" for group in groups for p in group["params"]):
         # Looks for a GPU's driver in every step, to say that a step is not captured in a CUDA graph: a tenth of a small
         # model's step.

@@ -29,5 +29,9 @@ class AdamW(Uncompiled, torch.optim.AdamW):
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
+class Adamax(Uncompiled, torch.optim.Adamax):
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adamax.step))
+
+
 class SGD(Uncompiled, torch.optim.SGD):
     step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))

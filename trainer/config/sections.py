@@ -30,7 +30,7 @@ Trainable = Annotated[Literal["head", "all"] | tuple[str, ...], BeforeValidator(
 
 
 class DecoderConfig(Section):
-    """Of model.head: query2label and ml_decoder; 0: as published."""
+    """Of model.head: query2label, variational (which is as query2label) and ml_decoder; 0: as published."""
 
     width: int = Field(0, ge=0)
     """Of the queries. query2label: by default that of the feature map, another one is reached by a linear layer;
@@ -46,6 +46,8 @@ class DecoderConfig(Section):
     groups: int = Field(0, ge=0)
     """Queries of ml_decoder: 100. With fewer than classes, neighbours in the class list share one, and there are no
     score maps."""
+    latent: int = Field(0, ge=0)
+    """Numbers by which variational sees a class: 256."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Its draws belong to a rank, so that results depend on the number of ranks, not on a resume; 0: on neither."""
 
@@ -66,13 +68,14 @@ class ModelConfig(Section):
     """Where the head's bias starts. prior: an untrained head expects k positives per image, every class by its share of
     the annotated positives (on COCO features better than one constant for all classes, see docs/results.md); default:
     torch's random start, as papers' code has it."""
-    head: Literal["linear", "csra", "query2label", "ml_decoder"] = "linear"
+    head: Literal["linear", "csra", "query2label", "ml_decoder", "variational"] = "linear"
     """csra: residual attention (Zhu and Wu, ICCV 2021). A class's logit is the mean of its scores over the cells of the
     feature map, plus csra_weight times their mean weighted by a softmax over the cells; the weights of a class are
     divided by their length, so that only their direction learns. query2label (Liu et al., 2021): a transformer with a
-    learnt query per class; ml_decoder (Ridnik et al., 2021): fixed queries, each for a group of classes. Their score
-    maps are attention: the class's score where it attends most, less elsewhere in proportion. All three need images;
-    head_bias and the decays of the head hold for all, head_norm, bottleneck and boost not for the last two, whose
+    learnt query per class; ml_decoder (Ridnik et al., 2021): fixed queries, each for a group of classes; variational
+    (Liu et al., ICML 2023): query2label with a Gaussian bottleneck behind every query, for the method mime. Their score
+    maps are attention: the class's score where it attends most, less elsewhere in proportion. All four need images;
+    head_bias and the decays of the head hold for all, head_norm, bottleneck and boost not for the last three, whose
     queries are what head_init starts (a query per class)."""
     decoder: DecoderConfig = DecoderConfig()
     csra_weight: float = Field(0.1, ge=0)
@@ -118,11 +121,12 @@ class PhaseConfig(Section):
     """head; all; or the head and parts of the backbone, by the names that its publisher gave them: a list such as
     [layer4] (torchvision:resnet50) or [blocks.5, blocks.6, conv_head, bn2] (timm:tf_efficientnet_lite0). What is fixed
     keeps its weights and its BatchNorm statistics, and has no dropout."""
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "adamax", "sgd"] = "adam"
     lr: float = Field(gt=0)
     head_lr_multiplier: float = Field(1.0, gt=0)
     weight_decay: float = Field(0.0, ge=0)
-    """Of weights, never of biases and norms. Coupled with adam and sgd (an L2 term), decoupled with adamw."""
+    """Of weights, never of biases and norms. Coupled with adam, adamax and sgd (an L2 term), decoupled with
+    adamw."""
     head_weight_decay: float | None = Field(None, ge=0)
     """Of the head (and bottleneck) apart from the backbone's; default: weight_decay. With adam, λ/L here equals a term
     λ/2·‖W‖² beside a loss that sums over the L classes, since most losses here are means over classes."""

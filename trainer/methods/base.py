@@ -52,6 +52,7 @@ class Task:
     data: dict[str, str] = field(default_factory=dict)  # fingerprints of the training data's index, labels and subset
     class_width: int = 0  # W, of the features that the head has of every class; 0 if it has none
     has_maps: bool = True  # the head gives images a score map for every class
+    draws: bool = False  # the head's features of a class are [spread, information] of its logit (variational.py)
 
 
 class Outputs:

@@ -107,7 +107,12 @@ class Classifier(nn.Module):
     @property
     def class_width(self) -> int:
         """Of the features that the head has of every class; 0 if it has none."""
-        return self.head.width if isinstance(self.head, Decoder) and self.head.of_classes else 0
+        return self.head.width if isinstance(self.head, Decoder) and self.head.of_classes and not self.draws else 0
+
+    @property
+    def draws(self) -> bool:
+        """Whether the head's features of a class are what a draw of its logit needs (decoders/variational.py)."""
+        return isinstance(self.head, Decoder) and self.head.draws
 
     @property
     def has_maps(self) -> bool:

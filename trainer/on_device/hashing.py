@@ -53,6 +53,12 @@ def random_bits(keys: torch.Tensor, columns: int) -> torch.Tensor:
     return h
 
 
+def normal(keys: torch.Tensor, columns: int) -> torch.Tensor:
+    """float32 [B, C] of N(0, 1), from the upper halves of row keys [B]: the quantiles of 24 random bits."""
+    quantiles = ((random_bits(keys, columns) >> 8).float() + 0.5) * 2.0**-24
+    return torch.special.ndtri(quantiles)
+
+
 def upper(keys: np.ndarray, device: torch.device) -> torch.Tensor:
     """int64 [B, 1]"""
     return to_device((keys >> np.uint64(32)).astype(np.int64)[:, None], device)

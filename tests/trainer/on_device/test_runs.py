@@ -33,11 +33,16 @@ VARIANTS: dict[str, tuple[str, dict, dict]] = {
     "crisp-batch": ("crisp", {"positive_mean": "batch"}, {}),
     "ccd-unsure": ("ccd", {"unsure_weight": 0.1, "floor": 0.1}, {}),
     "se-median": ("se", {"nearest": "median", "side": "negative", "normalize": "separate"}, {}),
+    "mime-variational": ("mime", {}, {}),
     "an-pieces": ("an", {}, {"micro_batch": 5, "ema_decay": 0.9}),
     "an-clip": ("an", {}, {"clip_norm": 0.01}),
     # Several ranks and files of one's own use DeepSpeed's engine as it is; the others do without its wrappers.
     "an-engine": ("an", {}, {"deepspeed": "own.json", "micro_batch": 5, "clip_norm": 0.01}),
     "role-engine": ("role", {}, {"deepspeed": "own.json"}),
+}
+# name → keys of the model section and of the phase
+HEADS: dict[str, tuple[dict, dict]] = {
+    "mime-variational": ({"head": "variational", "decoder": {"width": 16, "feedforward": 24}}, {"optimizer": "adamax"}),
 }
 
 
@@ -70,6 +75,8 @@ def configs(folder: Path, device: str) -> list[dict]:
         body["name"], body["run_folder"] = name, str(folder / device)
         body["method"] |= settings
         body["train"] |= {"log_every": 1000, **train}
+        model, phase = HEADS.get(name, ({}, {}))
+        body["model"], body["phases"] = {**body["model"], **model}, [{**body["phases"][0], **phase}]
         if "deepspeed" in train:
             body["train"]["deepspeed"] = str(folder / train["deepspeed"])
         found.append(body)

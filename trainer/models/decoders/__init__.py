@@ -7,8 +7,9 @@ from lacuna.trainer.config.sections import ModelConfig
 from lacuna.trainer.models.decoders.base import Decoder
 from lacuna.trainer.models.decoders.ml_decoder import MLDecoder
 from lacuna.trainer.models.decoders.query2label import Query2Label
+from lacuna.trainer.models.decoders.variational import Variational
 
-DECODERS: dict[str, type[Decoder]] = {"query2label": Query2Label, "ml_decoder": MLDecoder}
+DECODERS: dict[str, type[Decoder]] = {"query2label": Query2Label, "ml_decoder": MLDecoder, "variational": Variational}
 
 
 def build_decoder(config: ModelConfig, width: int, classes: int) -> Decoder | None:

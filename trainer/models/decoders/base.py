@@ -5,6 +5,8 @@ Legend: B batch, D width of the feature map, W width of the queries, L classes, 
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -21,6 +23,7 @@ class Decoder(nn.Module):
     bias: nn.Parameter  # [L]
     queries: torch.Tensor  # [N, W]
     width: int  # W
+    draws: ClassVar[bool] = False  # its features of a class are what a draw of the logit needs (variational.py)
 
     @property
     def of_classes(self) -> bool:
@@ -41,9 +44,12 @@ class Decoder(nn.Module):
         """logits [B, L], score-map logits [B, L, G, G] (None unless asked), and what was gathered [B, N, W]."""
         found, attention = self.gathered(features, with_maps and self.of_classes)
         logits = self.classify(found)
-        if attention is None:
-            return logits, None, found
-        return logits, spread(logits, attention.float()).unflatten(2, features.shape[2:]), found
+        return logits, self.maps(logits, attention, features), found
+
+    def maps(self, logits: torch.Tensor, attention: torch.Tensor | None,
+             features: torch.Tensor) -> torch.Tensor | None:
+        """Score-map logits [B, L, G, G] from attention [B, L, M]."""
+        return None if attention is None else spread(logits, attention.float()).unflatten(2, features.shape[2:])
 
 
 class Layer(nn.Module):

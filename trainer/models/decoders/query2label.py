@@ -22,12 +22,14 @@ _BASE = 10_000.0
 
 
 class Query2Label(Decoder):
+    name = "query2label"
+
     def __init__(self, config: DecoderConfig, width: int, classes: int):
         super().__init__()
         heads, self.width = config.heads or _HEADS, config.width or width
-        check_width(self.width, heads, "query2label")
+        check_width(self.width, heads, self.name)
         if self.width % 4:
-            raise UserError(f"model.head = 'query2label' has sines and cosines of two directions, so that its width, "
+            raise UserError(f"model.head = {self.name!r} has sines and cosines of two directions, so that its width, "
                             f"here {self.width}, must be divisible by 4. Set model.decoder.width.")
         self.project = nn.Linear(width, self.width) if self.width != width else nn.Identity()
         settings = self.width, heads, config.feedforward or _TIMES * self.width, config.dropout

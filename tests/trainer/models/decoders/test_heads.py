@@ -134,7 +134,7 @@ def test_maps_of_sure_classes_stay_finite():
     assert all(torch.isfinite(x).all() for x in (maps, logits.grad, attention.grad))
 
 
-@pytest.mark.parametrize("head", ["query2label", "ml_decoder"])
+@pytest.mark.parametrize("head", ["query2label", "ml_decoder", "variational"])
 def test_bias_queries_and_learning(head, tmp_path):
     model = model_of(head, 5)
     frequencies = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])
@@ -150,9 +150,9 @@ def test_bias_queries_and_learning(head, tmp_path):
     model.train()
     pixels = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     logits, maps, features = model(pixels, with_maps=True, of_classes=True)
-    assert (logits.shape, maps.shape, features.shape) == ((2, 5), (2, 5, 8, 8), (2, 5, 16))
+    assert (logits.shape, maps.shape, features.shape) == ((2, 5), (2, 5, 8, 8), (2, 5, 2 if model.draws else 16))
     assert model(pixels)[2].shape == (2, 128, 8, 8)
-    (logits.sum() + maps.sum()).backward()
+    (logits.sum() + maps.sum() + features.sum()).backward()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
 
 
@@ -185,7 +185,8 @@ def test_what_is_refused(settings, words):
         build_model(config, DATA, 3, 8 if config.backbone == "features" else 0)
 
 
-@pytest.mark.parametrize(("head", "groups"), [("query2label", 0), ("ml_decoder", 0), ("ml_decoder", 2)])
+@pytest.mark.parametrize(("head", "groups"), [("query2label", 0), ("ml_decoder", 0), ("ml_decoder", 2),
+                                              ("variational", 0)])
 def test_onnx(head, groups, tmp_path):
     decoder = {"width": 16, "feedforward": 24, "heads": 2, "groups": groups}
     architecture = {"model": {"backbone": "lacuna:tiny", "head": head, "decoder": decoder}, "image_size": 32,

@@ -1,4 +1,4 @@
-"""Proves that heads with queries learn the same on one and on two ranks and resume bit for bit, with LAC on top too."""
+"""Proves that heads with queries learn the same on one and on two ranks and resume bit for bit, LAC and MIME too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from tests.helpers.launching import Launch, assert_equal_weights, losses
 from tests.helpers.method_runs import STEPS, config, make_data
 
 RUNS = {"q2l": ("lac", "query2label", 0.0), "dropped": ("lac", "query2label", 0.1),
-        "mld": ("en_scl", "ml_decoder", 0.0)}
+        "mld": ("en_scl", "ml_decoder", 0.0), "drawn": ("mime", "variational", 0.0)}
+LEFT, ALONE = ("dropped", "drawn"), ("q2l", "mld", "drawn")
 
 
 def job(data, name: str, suffix: str = "") -> dict:
@@ -24,18 +25,20 @@ def folder(tmp_path_factory):
     data = tmp_path_factory.mktemp("queries")
     make_data(data)
     two = [{"config": job(data, name)} for name in RUNS]
-    two += [{"config": job(data, "dropped", "-left"), "leave": 5}, {"config": job(data, "dropped", "-left")}]
+    for name in LEFT:
+        two += [{"config": job(data, name, "-left"), "leave": 5}, {"config": job(data, name, "-left")}]
     Launch.many(two, "two", data, 2).ok()
-    Launch.many([{"config": job(data, name, "-alone")} for name in ("q2l", "mld")], "one", data, 1).ok()
+    Launch.many([{"config": job(data, name, "-alone")} for name in ALONE], "one", data, 1).ok()
     return data
 
 
-def test_resumes_bit_for_bit(folder):
-    assert len(losses(folder / "dropped")) == STEPS
-    assert losses(folder / "dropped") == losses(folder / "dropped-left")
-    assert_equal_weights(folder / "dropped", folder / "dropped-left")
+@pytest.mark.parametrize("name", LEFT)
+def test_resumes_bit_for_bit(folder, name):
+    assert len(losses(folder / name)) == STEPS
+    assert losses(folder / name) == losses(folder / f"{name}-left")
+    assert_equal_weights(folder / name, folder / f"{name}-left")
 
 
-@pytest.mark.parametrize("name", ["q2l", "mld"])
+@pytest.mark.parametrize("name", ALONE)
 def test_one_rank_learns_what_two_learn(folder, name):
     np.testing.assert_allclose(losses(folder / name), losses(folder / f"{name}-alone"), rtol=1e-4)
