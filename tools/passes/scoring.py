@@ -17,8 +17,11 @@ import torch
 from lacuna.data_pipelines.batch import BadSample
 from lacuna.data_pipelines.plan import EpochPlan
 from lacuna.data_pipelines.source import ShardSource
+from lacuna.data_pipelines.stream import EpochStream
 from lacuna.tools.passes.parts import absolute, fingerprint_of
 from lacuna.tools.passes.trained import Trained, load_model
+from lacuna.trainer.cache.stream import CachedStream
+from lacuna.trainer.cache.views import View
 from lacuna.trainer.config.sections import Config
 from lacuna.trainer.evaluate import EVAL_BATCH, autocast, eval_stream, model_inputs
 from lacuna.trainer.methods import score_of
@@ -32,8 +35,9 @@ Arrays = Mapping[str, np.ndarray]
 class ShardModel:
     """A model beside the data it looks at; built once by a worker, then asked about one shard after another."""
 
-    def __init__(self, model: Classifier, source: ShardSource, config: Config):
-        self.model, self.source, self.config = model, source, config
+    def __init__(self, model: Classifier, source: ShardSource, config: Config, view: View | None = None):
+        """`view`: what a phase's cache has of the source (passes/cached.py); the model is cut there."""
+        self.model, self.source, self.config, self.view = model, source, config, view
         self.world = World(model.mean.device)
 
     def run(self, shard: int, compute: Callable[[Classifier, torch.Tensor], torch.Tensor]) -> tuple[np.ndarray, Arrays]:
@@ -45,8 +49,7 @@ class ShardModel:
         counts[shard] = self.source.counts[shard]
         plan = EpochPlan(counts, 0, 0, 1, EVAL_BATCH, open_shards=1, shuffle=False)
         answers, places, bad = [], [], list[BadSample]()
-        stream = eval_stream(self.source, plan, self.config, self.world)
-        with stream, torch.no_grad(), autocast(self.config, self.world):
+        with self._stream(plan) as stream, torch.no_grad(), autocast(self.config, self.world):
             for batch in stream:
                 bad += batch.bad
                 if len(batch):
@@ -55,6 +58,11 @@ class ShardModel:
                     places.append(batch.rows)
         facts = {"rows": np.concatenate(places) if places else np.zeros(0, np.int64), "bad": pack_bad(bad)}
         return (np.concatenate(answers) if answers else np.zeros((0, 0), np.float32)), facts
+
+    def _stream(self, plan: EpochPlan) -> EpochStream | CachedStream:
+        if self.view is None:
+            return eval_stream(self.source, plan, self.config, self.world)
+        return CachedStream(self.view, self.model, self.config, self.world, plan)
 
     def scores(self, shard: int) -> tuple[np.ndarray, Arrays]:
         """(scores [n, L] as the run's method makes them of logits, facts)."""

@@ -6,7 +6,8 @@
 For runs that assumed something about unknown labels (AN, ROLE, …): the backbone keeps what it learnt, every class's row
 of the head is corrected by the labels that are known. A class needs a known positive and a known negative in the
 training and in the validation set; the row with the best validation average precision is kept, so none gets worse
-there. The new run can be evaluated, exported, explored and compared like any other, but not trained on.
+there. What a phase of the run has cached (phases.N.cache) is not computed again. The new run can be evaluated,
+exported, explored and compared like any other, but not trained on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.source import ShardSource
+from lacuna.tools.passes.cached import cached_view
 from lacuna.tools.passes.datasets import add_val_arguments, open_dataset, training_set, val_set
 from lacuna.tools.passes.parts import fingerprint_of
 from lacuna.tools.passes.pool import Pool, PoolSettings, add_pool_arguments, open_pool, pool_settings
@@ -89,13 +91,17 @@ class InputJob:
 
     trained: Trained
     source: ShardSource
+    cache: str = ""
+    """Where what the backbone makes of the samples is kept, rounded as the head was trained on it; empty: nowhere."""
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint_of(job="head inputs", **pass_facts(self.trained, self.source))
+        return fingerprint_of(job="head inputs", cache=self.cache, **pass_facts(self.trained, self.source))
 
     def build(self) -> Callable[[int], Arrays]:
         worker = on_this_device(self.trained, self.source)
+        if self.cache:
+            worker.view = cached_view(self.trained, self.source, worker.model)
 
         def work(shard: int) -> Arrays:
             inputs, facts = worker.run(shard, head_inputs)
@@ -112,7 +118,9 @@ def head_inputs(model: Classifier, inputs: torch.Tensor) -> torch.Tensor:
 
 def _samples(pool: Pool, settings: PoolSettings, trained: Trained, source: ShardSource) -> Samples:
     rows = shard_rows(source)
-    parts = pool.run(InputJob(trained, source), rows, settings.folder(trained.run), f"features of {source.index.url}")
+    view = cached_view(trained, source)
+    what = f"{'features' if view is None else 'cached features'} of {source.index.url}"
+    parts = pool.run(InputJob(trained, source, view.url if view else ""), rows, settings.folder(trained.run), what)
     inputs, labels, bad = [], [], []
     for shard, part in parts.read_all(list(rows)):
         if len(part["rows"]):

@@ -73,7 +73,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     words.add_argument("--names", metavar="FILE", help="lines `class<TAB>name` where prompts need other words")
     theirs = parser.add_argument_group("classifiers with classes of their own")
     theirs.add_argument("--mapping", metavar="FILE", help="lines `our class<TAB>theirs; …` (WordNet ids, names or #N), "
-                        "or imagenet_coco or imagenet_voc, which ship (default: by the dataset's WordNet ids)")
+                        "or imagenet_coco, imagenet_voc or imagenet_openimages, which ship (default: by the dataset's "
+                        "WordNet ids)")
     theirs.add_argument("--suggest-mapping", metavar="FILE", help="write a proposal by names and WordNet, and stop")
     theirs.add_argument("--wordnet", metavar="DIR", help="folder with data.noun and index.noun of WordNet 3.0: an id "
                         "then means its kinds too")

@@ -2,7 +2,8 @@
 
 A mapping file has lines `our class<TAB>theirs; theirs; …`; theirs are WordNet ids, names, or numbers of outputs
 (`#207`). Given a WordNet, an id stands for everything below it too: n02084071 (dog) is all of ImageNet's 118 breeds.
-Classes that have no line, or nothing behind the tab, have no counterpart. `imagenet_coco` and `imagenet_voc` ship.
+Classes that have no line, or nothing behind the tab, have no counterpart. `imagenet_coco`, `imagenet_voc` and
+`imagenet_openimages` ship.
 """
 
 from __future__ import annotations

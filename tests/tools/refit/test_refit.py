@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,13 @@ from sklearn.metrics import average_precision_score
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE, UNKNOWN
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.cli import main
+from lacuna.tools.passes.cached import cached_view
 from lacuna.tools.passes.scoring import ShardModel
 from lacuna.tools.passes.trained import load_model, open_trained
 from lacuna.tools.refit import head_inputs
 from lacuna.tools.refit.fitting import Recipe, Samples, refit
+from tests.helpers.cached_runs import body as cached_body
+from tests.helpers.cached_runs import make_scenes, without_tars
 from tests.helpers.launching import last_checkpoint
 from tests.helpers.small_runs import CLASSES, Trainer, body, make_data
 
@@ -115,6 +119,28 @@ def test_the_new_run(trained_run, tmp_path, capsys):
     assert logits.shape[1] == CLASSES
     assert main(argv) == 2
     assert "there is already a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("views", [0, 2])
+def test_what_a_phase_cached_is_not_computed_again(views, tmp_path, capsys):
+    """The same rows as from the images, which are gone: the cache has half precision, as in training."""
+    shards = make_scenes(tmp_path)
+    config = cached_body(shards, tmp_path, "run", {"views": views})
+    Trainer().train(config)
+    argv = ["refit", str(tmp_path / "run"), "--lr", "0.05", "--steps", "20", "--workers", "1", "--json"]
+    trained, source = open_trained(str(tmp_path / "run")), ShardSource.load(str(shards / "train"), "labels", None)
+    view = cached_view(trained, source)
+    assert view is not None
+    plain = ShardModel(load_model(trained, source, torch.device("cpu")), source, trained.config)
+    cut = load_model(trained, source, torch.device("cpu"))
+    kept = ShardModel(cut, source, trained.config, cached_view(trained, source, cut))
+    exact = plain.run(2, head_inputs)[0]
+    without_tars(shards)
+    np.testing.assert_allclose(kept.run(2, head_inputs)[0], exact, atol=5e-3 * np.abs(exact).max())
+    assert main(argv) == 0
+    assert json.loads(capsys.readouterr().out.strip().splitlines()[-1])["val_map_after"] > 0
+    shutil.rmtree(tmp_path / ".cache")
+    assert cached_view(trained, source) is None
 
 
 @pytest.mark.parametrize(("options", "message"), [(["--lr", "0"], "--lr 0.0, --steps 5000, --patience 300: all must"),

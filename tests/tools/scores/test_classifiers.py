@@ -146,17 +146,20 @@ def test_mistakes_in_models(weights, animals, tmp_path, capsys):
         assert re.search(message, capsys.readouterr().err), options
 
 
-@pytest.mark.parametrize("name", ["imagenet_coco", "imagenet_voc"])
+SHIPPED = {"imagenet_coco": (80, 63), "imagenet_voc": (20, 20), "imagenet_openimages": (601, 390)}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_mappings_that_ship(weights, tmp_path, name):
     with open(f"{CONFIGS}/mappings/{name}.tsv", encoding="utf-8") as lines:
         body = [line.split("\t") for line in lines if not line.startswith("#")]
     classes = [line[0] for line in body]
-    assert len(classes) == {"imagenet_coco": 80, "imagenet_voc": 20}[name]
+    assert len(classes) == SHIPPED[name][0]
     index = write_dataset(str(tmp_path / "data"), np.zeros((1, len(classes)), np.int8), [1], classes=classes).index
     outputs = Outputs(ClassifierModel("timm", TINY, weights).classes(), None)
     mapping = read_mapping(name, index, outputs)
-    assert sum(bool(own) for own in mapping) == {"imagenet_coco": 63, "imagenet_voc": 20}[name]
-    assert len(mapping[classes.index("dog")]) == 118
+    assert sum(bool(own) for own in mapping) == SHIPPED[name][1]
+    assert len(mapping[[cls.lower() for cls in classes].index("dog")]) == 118
 
 
 def test_crops_of_one_of_our_runs(trained):
