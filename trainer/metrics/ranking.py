@@ -71,7 +71,16 @@ def rank_columns(keys: np.ndarray, targets: np.ndarray, ordinals: np.ndarray, un
     `levels`: the scores that keys are places of, where they do not come from `ordered_keys`.
     """
     places = _places(ordinals)
-    ranks = [_rank_column(k, t, places) for k, t in zip(keys, targets, strict=True)]
+    return _of_columns([_rank_column(k, t, places) for k, t in zip(keys, targets, strict=True)], ungrouped, levels)
+
+
+def rank_annotated(keys: np.ndarray, positives: list[np.ndarray], ordinals: np.ndarray, ungrouped: bool) -> ClassStats:
+    """The same where nothing is unknown, from the rows of every class's positives, ascending."""
+    places = _places(ordinals)
+    return _of_columns([_rank_positives(k, at, places) for k, at in zip(keys, positives, strict=True)], ungrouped)
+
+
+def _of_columns(ranks: list[_Ranks], ungrouped: bool, levels: np.ndarray | None = None) -> ClassStats:
     positives = np.array([len(r.keys) for r in ranks], np.int64)
     annotated = np.array([r.annotated for r in ranks], np.int64)
     return _reduce(_join(ranks), positives, annotated, ungrouped, levels)
@@ -120,11 +129,19 @@ def _join(ranks: list[_Ranks]) -> _Ranks:
 
 
 def _rank_column(keys: np.ndarray, target: np.ndarray, places: np.ndarray) -> _Ranks:
-    annotated = len(keys)
-    if target.min(initial=POSITIVE) == UNKNOWN:  # the least of the three; most evaluations have none, and min is quick
+    if some_unknown(target):
         known = np.flatnonzero(target != UNKNOWN)
-        keys, target, places, annotated = keys[known], target[known], places[known], len(known)
-    at = np.flatnonzero(target == POSITIVE)
+        keys, target, places = keys[known], target[known], places[known]
+    return _rank_positives(keys, np.flatnonzero(target == POSITIVE), places)
+
+
+def some_unknown(targets: np.ndarray) -> bool:
+    return bool(targets.min(initial=POSITIVE) == UNKNOWN)  # the least of the three; a comparison would take a copy
+
+
+def _rank_positives(keys: np.ndarray, at: np.ndarray, places: np.ndarray) -> _Ranks:
+    """Of one class: keys of all annotated entries, where the positives are among them."""
+    annotated = len(keys)
     if not len(at):
         return _Ranks(np.zeros(0, np.uint32), *(np.zeros(0, np.int64),) * 3, annotated)
     mine = np.sort(_codes(keys[at], places[at]))
