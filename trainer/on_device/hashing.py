@@ -54,9 +54,13 @@ def random_bits(keys: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def normal(keys: torch.Tensor, columns: int) -> torch.Tensor:
-    """float32 [B, C] of N(0, 1), from the upper halves of row keys [B]: the quantiles of 24 random bits."""
-    quantiles = ((random_bits(keys, columns) >> 8).float() + 0.5) * 2.0**-24
-    return torch.special.ndtri(quantiles)
+    """float32 [B, C] of N(0, 1), from the upper halves of row keys [B, 1] (`upper`)."""
+    return quantile(random_bits(keys, columns))
+
+
+def quantile(bits: torch.Tensor) -> torch.Tensor:
+    """Of N(0, 1), from uint32. With more than 23 bits of it float32 would round the last ones up to 1: to infinity."""
+    return torch.special.ndtri(((bits >> 9).float() + 0.5) * 2.0**-23)
 
 
 def upper(keys: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -71,7 +71,7 @@ def test_loss_by_formula():
     parts = rng.uniform(0.1, 2, (5, 7, 2))
     method = mime(z, information=0.3, draws=4)
     keys = row_keys(tag_key(5, "mime 2", 6), np.zeros(5, np.int64), np.arange(5))
-    uniform = ((random_bits(keys, 7) >> 8) + 0.5) / 2**24
+    uniform = ((random_bits(keys, 7) >> 9) + 0.5) / 2**23
     noise = torch.special.ndtri(torch.from_numpy(uniform)).numpy()
     expected = 0.0
     for n, c in np.ndindex(5, 7):

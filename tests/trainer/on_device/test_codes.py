@@ -83,3 +83,9 @@ def test_selected(dtype):
     expected = cutoffs.selected(stored, shards, rows)
     np.testing.assert_array_equal(found, expected)
     assert 0.2 < expected.mean() < 0.8
+
+
+def test_draws_are_finite_at_both_ends():
+    ends = hashing.quantile(torch.tensor([0, 2**32 - 1, 2**31]))
+    assert torch.isfinite(ends).all()
+    assert ends[0] == -ends[1] < -5 < ends[2] < 1e-6
