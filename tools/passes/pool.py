@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections import Counter, deque
@@ -30,6 +31,7 @@ _ATTEMPTS = 3  # deaths of workers over one shard, or while starting: more is no
 _OBJECT_STORE_BYTES = 128 << 20  # only the job itself travels through it
 _LONGEST_TEMPORARY = 40  # Ray puts sockets below its folder, and a socket's path has at most 107 characters
 _PATIENCE_SECONDS = 30.0
+_KNOCK_SECONDS = 10.0
 
 
 class Job(Protocol):
@@ -255,11 +257,20 @@ def _connect(address: str, common: dict[str, Any]) -> None:
     import ray
 
     try:
+        _knock(address)
         ray.init(address=address, **common)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise UserError(f"--address {address}: no Ray cluster answers there ({reason}). Start one with `ray start "
-                        "--head`, or leave --address out to use this machine.") from None
+                        "--head`, or leave --address out to use this machine. One that asks for a token needs "
+                        "RAY_AUTH_MODE and RAY_AUTH_TOKEN here as on its nodes.") from None
+
+
+def _knock(address: str) -> None:
+    """Ray tries for minutes before it says that nobody listens."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_SECONDS).close()
 
 
 def _room(settings: PoolSettings) -> Room:

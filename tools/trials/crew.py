@@ -121,15 +121,18 @@ class RayCrew:
         import ray
 
         self._ray = ray
-        there = ray.cluster_resources()
-        gpus, cores = int(there.get("GPU", 0)), max(1, int(there.get("CPU", 1)))
-        if settings.ranks > (gpus or cores):
-            raise UserError(f"--ranks {settings.ranks}: Ray has {gpus or cores} {'GPUs' if gpus else 'cores'} here.")
-        self.slots = settings.workers or (gpus or cores) // settings.ranks
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        gpus = sum(int(node.get("GPU", 0)) for node in nodes)
+        places = [int(node.get("GPU" if gpus else "CPU", 0)) for node in nodes]
+        if settings.ranks > max(places):  # a job is of one node: Ray would wait for ever for a larger one
+            raise UserError(f"--ranks {settings.ranks}: the largest node that Ray has here has {max(places)} "
+                            f"{'GPUs' if gpus else 'cores'}; a trial trains on one node. Use at most so many.")
+        self.slots = settings.workers or sum(place // settings.ranks for place in places)
         share = settings.ranks if settings.ranks > 1 else min(1.0, gpus / self.slots)
+        cores = [int(node.get("CPU", 1)) for node, place in zip(nodes, places, strict=True) if place >= settings.ranks]
         # On a GPU every job has a process of its own: what the one before it left on the device must be gone.
-        self._task: Any = ray.remote(num_cpus=min(settings.ranks, cores), num_gpus=share if gpus else 0, max_retries=0,
-                                     max_calls=1 if gpus else _REUSES)(perform)
+        self._task: Any = ray.remote(num_cpus=max(1, min(settings.ranks, *cores)), num_gpus=share if gpus else 0,
+                                     max_retries=0, max_calls=1 if gpus else _REUSES)(perform)
         self._running: dict[Any, Job] = {}
 
     def begin(self, job: Job, seconds_before: float) -> None:

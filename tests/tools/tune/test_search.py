@@ -29,6 +29,7 @@ from lacuna.trainer.config.files import load_config, read_body, read_yaml
 from lacuna.trainer.methods import METHODS
 from tests.helpers.crews import HereCrew, Quiet
 from tests.helpers.launching import assert_equal_weights, environment
+from tests.helpers.ray_nodes import two_nodes, wait_until_nobody_trains
 from tests.helpers.small_runs import ALONG, body, make_data
 
 SECTION = {"space": {"phases.0.lr": [0.05, 0.001, 3e38]}, "trials": 5, "halving": 2, "methods": {"an": {}, "en": {
@@ -180,6 +181,7 @@ def test_sigkill_of_the_command(undisturbed, folder):
     launch.wait_until(lambda: len(list(out.glob("outcomes/*.json"))) >= 3, "three outcomes")
     os.kill(launch.process.pid, signal.SIGKILL)
     launch.wait()
+    wait_until_nobody_trains([launch.process.pid])
     before = {path.name: path.stat().st_mtime_ns for path in out.glob("outcomes/*.json")}
     assert len(before) < 16
     assert main([*words[:-1], "1"]) == 0, "another number of workers finds the same"
@@ -187,6 +189,28 @@ def test_sigkill_of_the_command(undisturbed, folder):
     assert before.items() <= after.items(), "what was finished is not touched"
     assert timeless(json.loads((out / "search.json").read_text())) == timeless(expected)
     assert "en-0000" in (out / "log.txt").read_text()
+
+
+@pytest.mark.long
+def test_two_nodes_of_a_cluster(undisturbed, folder):
+    """Killed while trials train on both; then one node is lost, and what is left of the cluster finds the same."""
+    out = folder / "nodes"
+    with two_nodes(folder) as (address, nodes, variables):
+        words = [sys.executable, "-m", "lacuna.tools.cli", "tune", str(folder / "mine.yaml"), "--out", str(out),
+                 "--address", address]
+        first = launches.Launch(words, str(folder / "nodes-1.out"), variables, str(folder))
+        first.wait_until(lambda: len(list(out.glob("outcomes/*.json"))) >= 3, "three outcomes")
+        first.signal_all(signal.SIGKILL)
+        first.wait()
+        wait_until_nobody_trains([node.process.pid for node in nodes])
+        before = {path.name: path.stat().st_mtime_ns for path in out.glob("outcomes/*.json")}
+        again = launches.Launch(words, str(folder / "nodes-2.out"), variables, str(folder))
+        again.wait_until(lambda: len(list(out.glob("outcomes/*.json"))) > len(before), "another outcome")
+        nodes[1].signal_all(signal.SIGKILL)
+        assert again.wait() == 0, again.text()
+    after = {path.name: path.stat().st_mtime_ns for path in out.glob("outcomes/*.json")}
+    assert before.items() <= after.items(), "what was finished is not touched"
+    assert timeless(json.loads((out / "search.json").read_text())) == timeless(undisturbed[1])
 
 
 def test_methods_that_do_not_fit_are_left_out(folder):
@@ -217,6 +241,7 @@ def test_shipped_spaces_are_legal_for_their_methods(folder):
     (["phases.0.lrr=1"], "did you mean 'lr'?"),
     (["--methods", "an", "method.gama=1"], "method 'en'"),
     (["--ranks", "0"], "--ranks 0: must be 1 or more"),
+    (["--address", "127.0.0.1:1"], "no Ray cluster answers there"),
 ])
 def test_mistakes(words, said, folder, capsys):
     assert main(["tune", str(folder / "mine.yaml"), "--out", str(folder / "mistakes"), *words]) == 2
