@@ -99,7 +99,9 @@ def _in_this_process(job: Job, config: Config) -> tuple[Status, str, dict]:
         with world.on_its_own(), _asking(stop, job.deadline):
             outcome = launch.train_and_go_on(config, stop)
     except UserError as error:
-        return "failed", str(error), {}
+        # Said in the words of whoever met it (a cache on a full disk), it is the machine's fault all the same.
+        refused = isinstance(error.__cause__, OSError) and refusal(error.__cause__)
+        return ("refused", str(error).rstrip("."), {}) if refused else ("failed", str(error), {})
     except Exception as error:
         refused = refusal(error)
         if refused:

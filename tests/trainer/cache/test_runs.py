@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.stream import EpochStream
+from lacuna.state_store import derived
+from lacuna.tools.trials.job import Job, perform
 from lacuna.trainer.assemble import build_run
 from lacuna.trainer.cache.phase_cache import Cache, cut_of
 from lacuna.trainer.config.sections import parse_config
@@ -121,6 +126,47 @@ def test_damage_is_computed_again(trainer, shards, tmp_path):
     shutil.rmtree(tmp_path / ".cache")
     trainer.train(body(shards, tmp_path, "third", {"views": 1}))
     assert outcome(tmp_path / "third") == outcome(tmp_path / "first")
+
+
+def test_other_weights_are_another_cache(trainer, scenes, tmp_path):
+    """A run whose fixed part was changed ends as one that has the cache for itself."""
+    backbone = built(trainer, body(scenes, tmp_path / "a", "run", None)).model.backbone
+    files = {}
+    for name, factor in (("one", 1.0), ("two", 1.5)):
+        files[name] = str(tmp_path / f"{name}.safetensors")
+        save_file({key: (factor * t if t.is_floating_point() else t).contiguous()
+                   for key, t in backbone.state_dict().items()}, files[name])
+
+    def trained(folder: str, name: str) -> tuple:
+        config = body(scenes, tmp_path / folder, name, {"views": 1})
+        trainer.train({**config, "model": {**config["model"], "weights": files[name]}})
+        return outcome(tmp_path / folder / name)
+
+    shared = [trained("shared", name) for name in ("one", "two")]
+    views = len(list((tmp_path / "shared" / ".cache").iterdir()))
+    assert trained("own", "two") == shared[1] != shared[0]
+    assert views == 2 * len(list((tmp_path / "own" / ".cache").iterdir()))
+
+
+def test_no_room_for_a_cache(trainer, scenes, tmp_path, monkeypatch):
+    """The run ends with the reason; once there is room, it ends as if there had always been."""
+    write, left = derived.storage.write_atomic, iter(range(5))
+
+    def full(url: str, data: bytes, **options) -> None:
+        if "/shards/" in url and next(left, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), url)
+        write(url, data, **options)
+
+    trainer.train(body(scenes, tmp_path / "whole", "run", {"views": 1}))
+    config = body(scenes, tmp_path / "full", "run", {"views": 1})
+    with monkeypatch.context() as patched:
+        patched.setattr(derived.storage, "write_atomic", full)
+        refused = perform(Job("run", parse_config(config, "test"), key="k"))
+    assert refused.status == "refused", "no trial is to blame"
+    assert "no space left" in refused.reason
+    assert "Nothing half-written is used. `lacuna cache --prune` makes room" in refused.reason
+    trainer.train(config)
+    assert outcome(tmp_path / "full" / "run") == outcome(tmp_path / "whole" / "run")
 
 
 def test_methods_that_make_images_have_no_cache(trainer, scenes, tmp_path):
