@@ -205,3 +205,21 @@ def test_bad_input_is_named(scores, targets, message):
 def test_the_collector_refuses_float64_which_it_would_have_to_round():
     with pytest.raises(ValueError, match="scores are float64; pass float32, float16 or bfloat16"):
         ScoreCollector(3).add(np.zeros((2, 3)), np.zeros((2, 3), np.int8))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("unknown", [0.0, 0.3])
+def test_many_classes_with_and_without_unknown_entries(threads, unknown):
+    """Several blocks of classes, several threads; without unknown entries only positives are looked up."""
+    scores, targets = random_case(7, 500, 150, 1, parts=(0.02, 0.98 - unknown, unknown))
+    targets[:, [0, 70, 149]] = NEGATIVE  # without positives
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        result = collected(scores, targets).result()
+    finally:
+        torch.set_num_threads(before)
+    np.testing.assert_allclose(result.ap, naive_ap(scores, targets), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(result.classes.ap_ungrouped, naive_ungrouped_ap(scores, targets), rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(result.classes.positives, (targets == POSITIVE).sum(0))
+    np.testing.assert_array_equal(result.classes.negatives, (targets == NEGATIVE).sum(0))
