@@ -114,7 +114,7 @@ def load_sources(config: Config) -> dict[str, ShardSource]:
 def task_of(config: Config, sources: dict[str, ShardSource], model: Classifier) -> Task:
     grid = spatial_side(model, config.data.image_size) if sources["train"].index.kind == "image" else 0
     return replace(task_on(config, sources, grid, model.width, model.blank), class_width=model.class_width,
-                   has_maps=model.has_maps, draws=model.draws)
+                   has_maps=model.has_maps, draws=model.draws, vector_width=model.vector_width)
 
 
 def task_on(config: Config, sources: dict[str, ShardSource], grid: int, width: int,

@@ -118,7 +118,7 @@ class Learner:
         share = terms.per_sample.sum() / step.samples
         return share if terms.coupled is None else share + terms.coupled / self.run.world.size
 
-    def forward(self, inputs: torch.Tensor) -> Outputs:
+    def forward(self, inputs: torch.Tensor, **look) -> Outputs:
         """Outputs of a micro-batch; an empty one costs a dummy forward, so that every rank takes part in the step."""
         run = self.run
         count = len(inputs)
@@ -126,13 +126,15 @@ class Learner:
         synced = run.config.model.batchnorm == "sync"  # its statistics are a collective: an empty rank takes part too
         if empty and not synced:
             inputs = inputs.new_zeros((1, *inputs.shape[1:]))
+            look = {key: value.new_zeros((1, *value.shape[1:])) if isinstance(value, torch.Tensor) else value
+                    for key, value in look.items()}
         # BatchNorm must not see the dummy, and local statistics of a single sample may not exist.
         apart = not synced and (empty or (count == 1 and run.config.model.batchnorm == "local"))
         if apart:
             run.model.eval()
         with autocast(run.config, run.world):
             inputs = model_inputs(inputs, run.config, run.world)
-            logits, maps, features = self.engine(inputs, with_maps=self.with_maps, of_classes=self.of_classes)
+            logits, maps, features = self.engine(inputs, with_maps=self.with_maps, of_classes=self.of_classes, **look)
         if apart:
             run.model.train()
         return Outputs(logits[:count], None if maps is None else maps[:count], features[:count])

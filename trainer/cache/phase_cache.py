@@ -151,9 +151,15 @@ def cut_of(model: Classifier, config: Config, number: int, needs: Needs) -> Cut 
         raise UserError(f"{key}: method {name!r} makes new images from those of a batch. Leave the cache out, or use "
                         "another method.")
     by_place = needs.maps or config.model.boost != 1 or config.model.head != "linear"
-    return find_cut(model.backbone, model.names, learning(model.names, phase.trainable), by_place,
-                    config.data.image_size, f"{key} with trainable: "
-                    f"{phase.trainable if isinstance(phase.trainable, str) else list(phase.trainable)}")
+    shown = phase.trainable if isinstance(phase.trainable, str) else list(phase.trainable)
+    parts = learning(model.names, phase.trainable)
+    if model.stages is not None:
+        if parts:
+            raise UserError(f"{key} with trainable: {shown}: model.head = {config.model.head!r} also looks at the map "
+                            f"before {model.stages.part}. Use trainable: head, or leave the cache out.")
+        parts = learning(model.names, (model.stages.part,))  # the earlier map is kept, the last one made of it
+    return find_cut(model.backbone, model.names, parts, by_place, config.data.image_size,
+                    f"{key} with trainable: {shown}")
 
 
 def fixed_part(model: Classifier, config: Config) -> Fixed:

@@ -46,6 +46,8 @@ class DecoderConfig(Section):
     groups: int = Field(0, ge=0)
     """Queries of ml_decoder: 100. With fewer than classes, neighbours in the class list share one, and there are no
     score maps."""
+    earlier: str = ""
+    """Of masked_transformer: the part of the backbone whose input is its other map, such as layer4 of a ResNet."""
     latent: int = Field(0, ge=0)
     """Numbers by which variational sees a class: 256."""
     dropout: float = Field(0.1, ge=0, lt=1)
@@ -68,15 +70,17 @@ class ModelConfig(Section):
     """Where the head's bias starts. prior: an untrained head expects k positives per image, every class by its share of
     the annotated positives (on COCO features better than one constant for all classes, see docs/results.md); default:
     torch's random start, as papers' code has it."""
-    head: Literal["linear", "csra", "query2label", "ml_decoder", "variational"] = "linear"
+    head: Literal["linear", "csra", "query2label", "ml_decoder", "variational",
+                  "masked_transformer"] = "linear"
     """csra: residual attention (Zhu and Wu, ICCV 2021). A class's logit is the mean of its scores over the cells of the
     feature map, plus csra_weight times their mean weighted by a softmax over the cells; the weights of a class are
     divided by their length, so that only their direction learns. query2label (Liu et al., 2021): a transformer with a
     learnt query per class; ml_decoder (Ridnik et al., 2021): fixed queries, each for a group of classes; variational
-    (Liu et al., ICML 2023): query2label with a Gaussian bottleneck behind every query, for the method mime. Their score
-    maps are attention: the class's score where it attends most, less elsewhere in proportion. All four need images;
-    head_bias and the decays of the head hold for all, head_norm, bottleneck and boost not for the last three, whose
-    queries are what head_init starts (a query per class)."""
+    (Liu et al., ICML 2023): query2label with a Gaussian bottleneck behind every query, for the method mime;
+    masked_transformer (Chen et al., IJCV 2023): a transformer over each of two maps, for the method scob; it has no
+    score maps. Those of the three before it are attention: the class's score where it attends most, less elsewhere in
+    proportion. All need images; head_bias and the decays of the head hold for all, head_norm, bottleneck and boost not
+    for the last four; where there is a query per class, head_init starts the queries."""
     decoder: DecoderConfig = DecoderConfig()
     csra_weight: float = Field(0.1, ge=0)
     """λ of csra (published with ResNet-101: VOC 0.1, COCO 0.2 to 0.4)."""

@@ -52,6 +52,7 @@ class Task:
     data: dict[str, str] = field(default_factory=dict)  # fingerprints of the training data's index, labels and subset
     class_width: int = 0  # W, of the features that the head has of every class; 0 if it has none
     has_maps: bool = True  # the head gives images a score map for every class
+    vector_width: int = 0  # of the vector that the head has of an image, also through masks (masked.py); 0: none
     draws: bool = False  # the head's features of a class are [spread, information] of its logit (variational.py)
 
 
@@ -95,7 +96,7 @@ class Step:
     phase: int = 0
     number: int = 0  # optimizer steps of this phase before this one
     state: StateRows = NO_ROWS  # the batch's rows of the method's fields
-    forward: Callable[[torch.Tensor], Outputs] = _no_forward  # for methods that look at further views of the batch
+    forward: Callable[..., Outputs] = _no_forward  # for methods that look at further views of the batch
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """Scob's label-correlation contrast on top of ROLE, Chen, Zhao and Li (IJCV 2023).
 
 loss = ROLE(first view) + λ·contrast, the mean over images with an annotated positive, c (of several the likeliest).
-An image is seen through c's score map: f and f' are the means of both views' features over the cells whose score is at
-least halfway between the map's least and highest. With the projector h and e_j, the feature f of the surest image of
-class j in this epoch so far (by the logit of j, as it was then):
+With model.head=masked_transformer (decoders/masked.py) an image is seen through c's Grad-CAM++ (activation.py): f is
+the vector that the slow copy of the transformers has of the first view through its masks, f' that of the transformers
+of the second. With other heads it is seen through c's score map: f and f' are the means of both views' features over
+the cells whose score is at least halfway between the map's least and highest. With the projector h and e_j, the feature
+f of the surest image of class j in this epoch so far (by the logit of j, as it was then):
     contrast = −log( exp(s₀/T) / (exp(s₀/T) + Σ_j exp(w_cj·s_j/T)) )
     s₀ = 1 + cos(h(f'), f),  s_j = 1 + cos(h(f'), e_j),  w_cj = 1 − r_cj²
     r_cj = mean(ỹ_c·ỹ_j) / mean(ỹ_c) over all samples' label estimates ỹ before the epoch, r_cc = 1
-Gradients flow through h(f') only. A class without e_j has no term.
+Gradients flow through h(f') only. A class without e_j: e_j = 0 with masks, as published; no term with other heads.
 Legend: B batch, L classes, D channels, G grid side.
 """
 
@@ -42,18 +44,21 @@ class ScobSettings(EstimateSettings):  # k of ROLE (model.expected_positives) by
     """T."""
     keep: float = Field(0.5, ge=0, le=1)
     """Where between a map's least and highest score a cell begins to count."""
+    momentum: float = Field(0.999, ge=0, le=1)
+    """Of the slow copy (masked_transformer). 1: it stays as the transformers were at first, as in the released code."""
     correlation: bool = True
     """False takes r_cj as 0 between different classes, as the released code does when it runs."""
 
 
 class Scob(Role):
-    """ROLE and the contrast, on the ordinary head.
+    """ROLE and the contrast, with model.head=masked_transformer as its released code states it.
 
-    Replaced: two transformers over the feature maps of a frozen backbone, and a momentum copy of them for f and e_j,
-    which the released code never moves. Here f are the backbone's own features without gradient. Grad-CAM++ is replaced
-    by the score map, and both losses are minimised in one step (published: one after the other). ROLE's estimates start
-    within ±0.41 logits (published: ±1.39). Every rank holds L² correlations. The contrast reaches the classifier
-    through the backbone alone, so that some of it has to learn.
+    Differences: both losses are minimised in one step, by one learning rate (published: one after the other; linear
+    parts 1e-3, transformers 4e-5, projector 1e-2), so that Grad-CAM++ is of the weights before ROLE's step; an image of
+    which nothing is seen is left out (released: its whole batch); the copy moves, which the released one never does
+    (momentum: 1). ROLE's estimates start within ±0.41 logits (published: ±1.39).
+    Every rank holds L² correlations. With other heads f are the backbone's own features, through score maps; the
+    contrast then reaches the classifier through the backbone alone, so that some of it has to learn.
     """
 
     paper = "Chen et al., Semantic Contrastive Bootstrapping for Single-Positive Multi-Label Recognition, IJCV 2023"
@@ -64,16 +69,17 @@ class Scob(Role):
 
     def __init__(self, settings: ScobSettings, task: Task):
         super().__init__(settings, task)
-        self.projector = nn.Sequential(nn.Linear(task.width, task.width), nn.LeakyReLU(),
-                                       nn.Linear(task.width, task.width))
+        self.masked, self.width = task.vector_width > 0, task.vector_width or task.width
+        self.projector = nn.Sequential(nn.Linear(self.width, self.width), nn.LeakyReLU(),
+                                       nn.Linear(self.width, self.width))
         self.correlation = torch.eye(task.classes)
         self._forget()
 
     def needs(self) -> Needs:
-        return Needs(maps=True, strong_view=True, same_crop=True, backbone=True, whole_batch=True)
+        return Needs(maps=not self.masked, strong_view=True, same_crop=True, backbone=not self.masked, whole_batch=True)
 
     def _forget(self) -> None:
-        self.surest = torch.zeros(self.task.classes, self.task.width)  # e_j
+        self.surest = torch.zeros(self.task.classes, self.width)  # e_j
         self.surest_logit = torch.full((self.task.classes,), -torch.inf)  # −inf: no image yet
 
     def module(self) -> nn.Module:
@@ -90,21 +96,34 @@ class Scob(Role):
         settings = self.settings
         terms = super().loss(outputs, batch, step)
         if step.phase < settings.contrast_phase:  # every parameter has a gradient on every rank
-            terms.per_sample = terms.per_sample + self.projector(outputs.logits.new_zeros((0, self.task.width))).sum()
+            terms.per_sample = terms.per_sample + self.projector(outputs.logits.new_zeros((0, self.width))).sum()
             return terms
         is_positive, logits = positive(batch.labels), outputs.logits.detach()
         sure, classes = torch.where(is_positive, logits, -torch.inf).max(1)
         anchored = is_positive.any(1)
-        seen = seen_cells(outputs.maps.detach(), classes, settings.keep)
-        strong = step.forward(batch.strong_view).features
-        own = mean_over(outputs.features.detach().to(logits.dtype), seen)
-        query = self.projector(mean_over(strong.to(logits.dtype), seen))
-        entries = self._contrast(query, own, classes)
+        own, other = self._seen(outputs, batch, step, classes)
+        if self.masked:  # an image of which nothing is seen is the vector 0
+            anchored = anchored & (own != 0).any(1)
+            sure = torch.where(anchored, sure, -torch.inf)
+        entries = self._contrast(self.projector(other), own, classes)
         total = step.world.global_sum(anchored.sum()).clamp(min=1)
         terms.per_sample = terms.per_sample + settings.contrast * torch.where(anchored, entries, 0.0) * (
             step.samples / total)
         self._remember(own, sure, classes, step)
         return terms
+
+    def _seen(self, outputs: Outputs, batch: Batch, step: Step,
+              classes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """f and f' [B, D] of every image's class; f without gradient."""
+        logits = outputs.logits
+        if self.masked:
+            with torch.no_grad():
+                first = step.forward(batch.inputs, of=classes, momentum=self.settings.momentum)
+            second = step.forward(batch.strong_view, activation=first.maps)
+            return first.features.to(logits.dtype), second.features.to(logits.dtype)
+        seen = seen_cells(outputs.maps.detach(), classes, self.settings.keep)
+        strong = step.forward(batch.strong_view).features
+        return (mean_over(outputs.features.detach().to(logits.dtype), seen), mean_over(strong.to(logits.dtype), seen))
 
     def _contrast(self, query: torch.Tensor, own: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
         """[B]: h(f') of every image against its f and the surest of every class."""
@@ -115,7 +134,9 @@ class Scob(Role):
             to_device(kept, query.device) for kept in (self.surest, self.surest_logit, self.correlation))
         others = 1 + query @ F.normalize(self.surest.to(query.dtype), dim=1).T
         weights = 1 - self.correlation[classes].to(query.dtype).square()
-        others = (weights * others).masked_fill(self.surest_logit == -torch.inf, -torch.inf)
+        others = weights * others
+        if not self.masked:
+            others = others.masked_fill(self.surest_logit == -torch.inf, -torch.inf)
         every = torch.cat([same[:, None], others], 1) / temperature
         return every.logsumexp(1) - every[:, 0]
 

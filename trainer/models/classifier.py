@@ -18,10 +18,12 @@ from lacuna.trainer.config.sections import ModelConfig
 from lacuna.trainer.models.attention import Attention
 from lacuna.trainer.models.backbones import SOURCES
 from lacuna.trainer.models.cuts import Cut
-from lacuna.trainer.models.decoders import build_decoder
+from lacuna.trainer.models.decoders import MASKED, build_decoder
 from lacuna.trainer.models.decoders.base import Decoder
+from lacuna.trainer.models.decoders.masked import MaskedTransformer
 from lacuna.trainer.models.head_norm import HeadNorm
 from lacuna.trainer.models.parts import learning, published_names
+from lacuna.trainer.models.stages import Stages, find_stages
 from lacuna.trainer.models.weights import is_file, load_weights
 
 _NORMS = {
@@ -40,13 +42,15 @@ class Classifier(nn.Module):
     head_start: torch.Tensor | None  # what model.head_init made of the head's weights
 
     def __init__(self, backbone: nn.Module, width: int, classes: int, config: ModelConfig, normalize: str,
-                 names: dict[str, str] | None = None):
-        """`names`: how the publisher of the backbone calls its modules and parameters."""
+                 names: dict[str, str] | None = None, stages: Stages | None = None, earlier: int = 0):
+        """`names`: how the publisher of the backbone calls its modules and parameters; `stages`: for a head that also
+        looks at an earlier map, of so many channels."""
         super().__init__()
         self.backbone = backbone
         self.names = names or published_names(backbone, backbone)
         self.neck = nn.Linear(width, config.bottleneck) if config.bottleneck else nn.Identity()
-        self.head: nn.Linear | Decoder = (build_decoder(config, width, classes)
+        self.stages = stages
+        self.head: nn.Linear | Decoder = (build_decoder(config, width, classes, earlier)
                                           or nn.Linear(config.bottleneck or width, classes))
         self.head_norm = HeadNorm(config.bottleneck or width) if config.head_norm == "l2" else None
         self.width = width
@@ -62,10 +66,14 @@ class Classifier(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1) * 255, persistent=False)
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1) * 255, persistent=False)
 
-    def forward(self, inputs: torch.Tensor, with_maps: bool = False,
-                of_classes: bool = False) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    def forward(self, inputs: torch.Tensor, with_maps: bool = False, of_classes: bool = False,
+                **look) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """logits [B, L], score-map logits [B, L, G, G] (None unless asked), and the features themselves; `of_classes`
-        [B, L, W] instead of those of the backbone, for heads that have them."""
+        [B, L, W] instead of those of the backbone, for heads that have them. With `look`, what decoders/masked.py says
+        when it is asked so: logits, an activation [B, G, G], vectors [B, W]."""
+        if look:
+            assert isinstance(self.head, MaskedTransformer)
+            return self.head.look(self.two_maps(inputs), **look)
         return self.graph(self, inputs, with_maps, of_classes)
 
     def compile(self, **options) -> None:
@@ -74,6 +82,9 @@ class Classifier(nn.Module):
 
     def outputs(self, inputs: torch.Tensor, with_maps: bool,
                 of_classes: bool = False) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        if isinstance(self.head, MaskedTransformer):
+            last, earlier = self.two_maps(inputs)
+            return self.head.look((last, earlier))[0], None, last
         features = self.features(inputs)
         if isinstance(self.head, Decoder):
             scores, attended, gathered = self.head(features, with_maps)
@@ -115,6 +126,11 @@ class Classifier(nn.Module):
         return isinstance(self.head, Decoder) and self.head.draws
 
     @property
+    def vector_width(self) -> int:
+        """Of the vector that the head has of a whole image, also through masks; 0 if it has none."""
+        return self.head.width if isinstance(self.head, MaskedTransformer) else 0
+
+    @property
     def has_maps(self) -> bool:
         """Whether images have a score map for every class."""
         return not isinstance(self.head, Decoder) or self.head.of_classes
@@ -144,6 +160,14 @@ class Classifier(nn.Module):
             with torch.no_grad():
                 return self.backbone(inputs)
         return self.backbone(inputs)
+
+    def two_maps(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last map and the earlier one, for heads that look at both."""
+        assert self.stages is not None
+        with torch.set_grad_enabled(bool(self.learning) and torch.is_grad_enabled()):
+            kept = self.cut is not None and inputs.dtype == torch.float16
+            earlier = inputs.float() if kept else self.stages.first(self.normalized(inputs))
+            return self.stages.second(earlier), earlier
 
     def before_cut(self, images: torch.Tensor) -> torch.Tensor:
         """What the fixed part makes of uint8 images: what a cache keeps."""
@@ -194,8 +218,13 @@ def build_model(config: ModelConfig, data: DataConfig, classes: int, feature_wid
     body, backbone = SOURCES[source](name, config.weights, data.image_size)
     if is_file(config.weights):
         load_weights(body, backbone, config.weights)
-    return Classifier(backbone, _probe(backbone, config, data.image_size), classes, config, data.normalize,
-                      published_names(body, backbone))
+    names, stages, earlier = published_names(body, backbone), None, 0
+    width = _probe(backbone, config, data.image_size)
+    if config.head == MASKED:
+        stages = find_stages(backbone, names, config.decoder.earlier, data.image_size, config.head)
+        with torch.no_grad():
+            earlier = stages.first(torch.zeros(1, 3, data.image_size, data.image_size)).shape[1]
+    return Classifier(backbone, width, classes, config, data.normalize, names, stages, earlier)
 
 
 def _probe(backbone: nn.Module, config: ModelConfig, size: int) -> int:
@@ -241,4 +270,5 @@ def head_and_blocks(model: Classifier) -> tuple[list[nn.Parameter], list[list[nn
         if parameter.requires_grad:
             block.append(parameter)
     extra = model.extra.parameters() if model.extra is not None else ()
-    return [*model.neck.parameters(), *model.head.parameters(), *extra], list(blocks.values())
+    head = [p for p in model.head.parameters() if p.requires_grad]  # a slow copy follows by itself
+    return [*model.neck.parameters(), *head, *extra], list(blocks.values())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -10,12 +13,17 @@ from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.labels import POSITIVE, UNKNOWN
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.data_pipelines.subsets import Subset
-from lacuna.trainer.methods.base import EpochStart
+from lacuna.trainer.config.sections import DecoderConfig
+from lacuna.trainer.config.validation import validated
+from lacuna.trainer.methods import METHODS
+from lacuna.trainer.methods.base import EpochStart, Outputs
 from lacuna.trainer.methods.scob import estimated_correlation, mean_over, seen_cells
+from lacuna.trainer.models.activation import grad_cam
+from lacuna.trainer.models.decoders.masked import MaskedTransformer
 from lacuna.trainer.sample_state import NoState
 from lacuna.trainer.world import World
 from tests.helpers.loss_checks import random_case
-from tests.helpers.method_steps import GRID, WIDTH, Model, Rows, images, method_of, take_step, total
+from tests.helpers.method_steps import GRID, WIDTH, Model, Rows, images, method_of, take_step, task_for, total
 from tests.helpers.state.harness import CLASSES, Harness, make_source
 
 
@@ -84,6 +92,81 @@ def test_contrast():
     fresh.load_state(method.state())
     assert torch.equal(fresh.surest, method.surest)
     assert torch.equal(fresh.correlation, method.correlation)
+
+
+class Masked(torch.nn.Module):
+    """Two maps of an image's patches under the real head."""
+
+    def __init__(self, classes: int):
+        super().__init__()
+        torch.manual_seed(1)
+        config = DecoderConfig(width=8, heads=2, feedforward=12, dropout=0.0)
+        self.head = MaskedTransformer(config, (WIDTH, WIDTH), classes)
+
+    def maps(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values = pixels.float() / 64 - 2
+        return tuple(torch.nn.functional.adaptive_avg_pool2d(values, side) for side in (4, 8))
+
+    def forward(self, pixels: torch.Tensor, **look) -> Outputs:
+        last, earlier = self.maps(pixels)
+        return Outputs(*self.head.look((last, earlier), **look))
+
+
+def masked_method(z, **settings):
+    kind = METHODS["scob"]
+    method = kind(validated(kind.settings_type, {"name": "scob", **settings}, "scob"), task_for(z, vector_width=16))
+    return method
+
+
+def test_contrast_through_masks():
+    """Two steps: the copy moves in each, and the second holds images against the surest of the first; classes without
+    one are held against 0."""
+    z, model = random_case(31, (6, 5))[1], Masked(5)
+    method, role = masked_method(z, contrast=0.7, temperature=0.5, momentum=0.9), method_of("role", z)
+    assert not method.needs().maps
+    assert not method.needs().backbone
+    oracle_head, bank = copy.deepcopy(model), torch.zeros(5, 16)
+    correlation = method.correlation = torch.rand(5, 5, generator=torch.Generator().manual_seed(3)).fill_diagonal_(1)
+    best = dict.fromkeys(range(5), -math.inf)
+    for _ in range(2):
+        weak = oracle_head(images(6, 7))
+        losses, found = [], []
+        oracle_head.head._follow(0.9)
+        for n in range(6):
+            positives = [i for i in range(5) if z[n, i] == POSITIVE]
+            if not positives:
+                continue
+            c = max(positives, key=lambda i, n=n: weak.logits[n, i].item())
+            last, earlier = oracle_head.maps(images(6, 7)[n : n + 1])
+            scores = torch.sigmoid(oracle_head.head.look((last.requires_grad_(), earlier))[0][:, c])
+            where = grad_cam(last, scores)
+            one = oracle_head.head.look((last, earlier), activation=where, momentum=1.0)[2][0].detach()
+            if not one.any():
+                continue
+            other = oracle_head.head.look(oracle_head.maps(images(6, 8)[n : n + 1]), activation=where)[2][0]
+            query, below = method.projector(other), 0.0
+            first = torch.exp((1 + cosine(query, one)) / 0.5)
+            for j in range(5):
+                near = cosine(query, bank[j]) if bank[j].any() else 0.0
+                below = below + torch.exp((1 - correlation[c, j] ** 2) * (1 + near) / torch.tensor(0.5))
+            losses.append(-torch.log(first / (first + below)))
+            found.append((c, weak.logits[n, c].item(), one))
+        assert losses
+        oracle = total(take_step(role, weak, z, Rows(role, z))) + 0.7 * torch.stack(losses).mean()
+        ours = total(take_step(method, model(images(6, 7)), z, Rows(method, z), forward=model))
+        torch.testing.assert_close(ours, oracle, rtol=1e-5, atol=1e-6)
+        mine, theirs = (torch.autograd.grad(loss, [*part.head.branches.parameters(), *method.projector.parameters()])
+                        for loss, part in ((ours, model), (oracle, oracle_head)))
+        for x, y in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-5)
+        for c, logit, vector in found:
+            if logit > best[c]:
+                best[c], bank[c] = logit, vector
+        for c in range(5):
+            torch.testing.assert_close(method.surest[c], bank[c], rtol=1e-4, atol=1e-5)
+        with torch.no_grad():
+            for part in (model, oracle_head):
+                part.head.weight += 0.3
 
 
 def test_without_positives_there_is_only_role():

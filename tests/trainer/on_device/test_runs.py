@@ -34,6 +34,8 @@ VARIANTS: dict[str, tuple[str, dict, dict]] = {
     "ccd-unsure": ("ccd", {"unsure_weight": 0.1, "floor": 0.1}, {}),
     "se-median": ("se", {"nearest": "median", "side": "negative", "normalize": "separate"}, {}),
     "mime-variational": ("mime", {}, {}),
+    "scob-masked": ("scob", {}, {}),
+    "lac-queries": ("lac", {}, {}),
     "an-pieces": ("an", {}, {"micro_batch": 5, "ema_decay": 0.9}),
     "an-clip": ("an", {}, {"clip_norm": 0.01}),
     # Several ranks and files of one's own use DeepSpeed's engine as it is; the others do without its wrappers.
@@ -43,6 +45,9 @@ VARIANTS: dict[str, tuple[str, dict, dict]] = {
 # name → keys of the model section and of the phase
 HEADS: dict[str, tuple[dict, dict]] = {
     "mime-variational": ({"head": "variational", "decoder": {"width": 16, "feedforward": 24}}, {"optimizer": "adamax"}),
+    "lac-queries": ({"head": "query2label", "decoder": {"width": 16, "feedforward": 24}}, {}),
+    "scob-masked": ({"head": "masked_transformer", "decoder": {"width": 16, "feedforward": 24, "earlier": "4"}},
+                    {"trainable": "head"}),
 }
 
 

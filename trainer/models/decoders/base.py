@@ -5,6 +5,7 @@ Legend: B batch, D width of the feature map, W width of the queries, L classes, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -55,19 +56,22 @@ class Decoder(nn.Module):
 class Layer(nn.Module):
     """Attention and two linear layers, each added to what came in and normalised after."""
 
-    def __init__(self, width: int, heads: int, feedforward: int, dropout: float):
+    def __init__(self, width: int, heads: int, feedforward: int, dropout: float,
+                 activation: Callable[[torch.Tensor], torch.Tensor] = F.relu):
         super().__init__()
+        self.activation = activation
         self.attention = nn.MultiheadAttention(width, heads, dropout, batch_first=True)
         self.widen, self.narrow = nn.Linear(width, feedforward), nn.Linear(feedforward, width)
         self.attention_norm, self.norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, target: torch.Tensor, asking: torch.Tensor, keys: torch.Tensor, values: torch.Tensor,
-                with_attention: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """target and asking [B, N, W], keys and values [B, M, W]."""
-        found, attention = self.attention(asking, keys, values, need_weights=with_attention)
+                with_attention: bool = False,
+                ignored: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """target and asking [B, N, W], keys and values [B, M, W]; ignored bool [B, M]: cells not to attend to."""
+        found, attention = self.attention(asking, keys, values, ignored, need_weights=with_attention)
         target = self.attention_norm(target + self.dropout(found))
-        inner = self.narrow(self.dropout(F.relu(self.widen(target))))
+        inner = self.narrow(self.dropout(self.activation(self.widen(target))))
         return self.norm(target + self.dropout(inner)), attention
 
 

@@ -46,7 +46,7 @@ class Query2Label(Decoder):
 
     def gathered(self, features: torch.Tensor, with_attention: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
         cells = self.project(features.flatten(2).transpose(1, 2))
-        places = positions(features.shape[2], self.width).to(cells)
+        places = positions(features.shape[2], self.width, cells.device).to(cells.dtype)
         for layer in self.encoder:
             cells, _ = layer(cells, cells + places, cells + places, cells)
         found, attention = torch.zeros_like(self.queries).expand(cells.shape[0], -1, -1), None
@@ -59,10 +59,10 @@ class Query2Label(Decoder):
         return ((found * self.weight).sum(2) + self.bias).float()
 
 
-def positions(side: int, width: int) -> torch.Tensor:
+def positions(side: int, width: int, device: torch.device) -> torch.Tensor:
     """[G², W]: sines and cosines of the row, then of the column, each with W/4 wavelengths; the last one is 2π."""
-    steps = torch.arange(1, side + 1, dtype=torch.float32) / (side + 1e-6) * 2 * math.pi
-    waves = _BASE ** (2 * torch.arange(width // 4, dtype=torch.float32) / (width // 2))
+    steps = torch.arange(1, side + 1, dtype=torch.float32, device=device) / (side + 1e-6) * 2 * math.pi
+    waves = _BASE ** (2 * torch.arange(width // 4, dtype=torch.float32, device=device) / (width // 2))
     turns = steps[:, None] / waves
     along = torch.stack([turns.sin(), turns.cos()], 2).flatten(1)  # [G, W/2]
     rows, columns = along[:, None].expand(-1, side, -1), along[None].expand(side, -1, -1)

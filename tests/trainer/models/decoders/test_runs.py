@@ -1,4 +1,4 @@
-"""Proves that heads with queries learn the same on one and on two ranks and resume bit for bit, LAC and MIME too."""
+"""Proves that heads with transformers learn the same on one and on two ranks and resume bit for bit."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from tests.helpers.launching import Launch, assert_equal_weights, losses
 from tests.helpers.method_runs import STEPS, config, make_data
 
 RUNS = {"q2l": ("lac", "query2label", 0.0), "dropped": ("lac", "query2label", 0.1),
-        "mld": ("en_scl", "ml_decoder", 0.0), "drawn": ("mime", "variational", 0.0)}
-LEFT, ALONE = ("dropped", "drawn"), ("q2l", "mld", "drawn")
+        "mld": ("en_scl", "ml_decoder", 0.0), "drawn": ("mime", "variational", 0.0),
+        "masked": ("scob", "masked_transformer", 0.0)}
+LEFT, ALONE = ("dropped", "drawn", "masked"), ("q2l", "mld", "drawn", "masked")
 
 
 def job(data, name: str, suffix: str = "") -> dict:
     method, head, dropout = RUNS[name]
     found = config(data, method, suffix)
-    decoder = {"width": 16, "feedforward": 24, "heads": 2, "dropout": dropout}
+    decoder = {"width": 16, "feedforward": 24, "heads": 2, "dropout": dropout, "earlier": "4"}
     return {**found, "name": name + suffix, "model": {**found["model"], "head": head, "decoder": decoder}}
 
 
