@@ -18,7 +18,7 @@ from lacuna.data_pipelines.decode import FullSize
 _AUGMENT = 3  # keeps augmentation's use of the seed apart from the plan's
 Box = tuple[float, float, float, float]
 FULL_BOX: Box = (0.0, 0.0, 1.0, 1.0)
-_resize_into = torch._C._nn._upsample_bilinear2d_aa  # type: ignore[attr-defined]
+_resize_into = torch.ops.aten._upsample_bilinear2d_aa.out
 CROPS = ("squash", "random_resized", "center", "same")
 
 
