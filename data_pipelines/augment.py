@@ -18,7 +18,7 @@ from lacuna.data_pipelines.decode import FullSize
 _AUGMENT = 3  # keeps augmentation's use of the seed apart from the plan's
 Box = tuple[float, float, float, float]
 FULL_BOX: Box = (0.0, 0.0, 1.0, 1.0)
-_resize_into = torch._C._nn._upsample_bilinear2d_aa  # type: ignore[attr-defined]
+_resize_into = torch.ops.aten._upsample_bilinear2d_aa.out
 CROPS = ("squash", "random_resized", "center", "same")
 
 
@@ -64,8 +64,7 @@ class Augment:
         _resize(image, _decoded(top, height, factor), _decoded(left, width, factor), out)
         flipped = self.flip and self.crop != "same" and rng.random() < 0.5
         if flipped:
-            pixels = out.numpy()
-            pixels[...] = pixels[..., ::-1].copy()
+            out.copy_(out.flip(-1))
         if self.cutout:
             _cutout(out, self.cutout, rng)
         changed = out
@@ -152,9 +151,12 @@ def _resize(image: torch.Tensor, rows: slice, columns: slice, out: torch.Tensor)
     """A part of a uint8 [3, H, W], there or on an accelerator, to the size of `out` on the host."""
     size = list(out.shape[-2:])
     if image.device == out.device:
-        # The operator itself rather than F.resize: the same kernel, but it fills the batch without a copy. numpy cuts:
-        # PyTorch gives the interpreter's lock away for every view, and the threads spend more on that than on views.
-        part = torch.from_numpy(image.numpy()[None, :, rows, columns])
+        # The operator itself rather than F.resize: the same kernel, but it fills the batch without a copy. One view and
+        # not four: PyTorch gives the interpreter's lock away for each, which costs the threads more than the view.
+        (channels, tall, wide), (across, down, along) = image.shape, image.stride()
+        sides = min(rows.stop, tall) - rows.start, min(columns.stop, wide) - columns.start
+        part = image.as_strided((1, channels, *sides), (channels * across, across, down, along),
+                                image.storage_offset() + rows.start * down + columns.start * along)
         _resize_into(part, size, False, None, None, out=out[None])
     else:  # where bytes have no such kernel
         real = torch.nn.functional.interpolate(image[None, :, rows, columns].float(), size, mode="bilinear",

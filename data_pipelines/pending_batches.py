@@ -24,6 +24,8 @@ from lacuna.data_pipelines.source import OpenShard, ShardSource
 class PendingBatches:
     """Of one step, or of several that follow each other: a small batch of vectors costs less than handing it over."""
 
+    _targets: list[tuple[torch.Tensor, ...]] | None
+
     def __init__(self, source: ShardSource, maker: SampleMaker, steps: list[tuple[np.ndarray, np.ndarray]],
                  opened: dict[int, Future[OpenShard]], *, pin: bool, some_known: bool):
         """`steps`: (shards, rows) of each."""
@@ -36,7 +38,7 @@ class PendingBatches:
         self.decoded = np.ones(len(rows), dtype=bool)
         # Samples that are known need no room; whether any is to be made turns out when its shard is open.
         self._views = None if some_known else maker.empty(len(rows), pin)
-        self._pin, self._one = pin, threading.Lock()
+        self._pin, self._one, self._targets = pin, threading.Lock(), None
         self.label_tensor = torch.full((len(rows), source.classes), source.sidecar.unlisted, dtype=torch.int8,
                                        pin_memory=pin)
         self.labels = self.label_tensor.numpy()
@@ -52,6 +54,13 @@ class PendingBatches:
                 if self._views is None:
                     self._views = self.maker.empty(len(self.rows), self._pin)
         return self._views
+
+    def _of_sample(self, place: int) -> list[torch.Tensor]:
+        """Its part of every view. All are cut at once: for a view of a tensor, threads queue at the interpreter's lock.
+        """
+        if self._targets is None:
+            self._targets = [view.unbind() for view in self.views.unbind()]
+        return [view[place] for view in self._targets]
 
     def take_vectors(self) -> None:
         """Everything, shard by shard; samples of a shard whose vectors are not decoded one by one."""
@@ -87,7 +96,7 @@ class PendingBatches:
             self.labels[i, opened.labels.positives(row)] = POSITIVE
         for (i, opened, row), (data, image) in zip(places, self.maker.each(members), strict=True):
             try:
-                self.boxes[i], self.flips[i] = self.maker(data, opened.shard, row, self.views[:, i], image)
+                self.boxes[i], self.flips[i] = self.maker(data, opened.shard, row, self._of_sample(i), image)
             except DecodeError as error:
                 self.bad[i] = bad_sample(opened, row, error)
 

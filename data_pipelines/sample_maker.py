@@ -45,7 +45,7 @@ class SampleMaker:
         with self.decoder.queue():
             yield from zip(members, self.decoder(members), strict=True)
 
-    def __call__(self, data: bytes, shard: int, row: int, views: torch.Tensor,
+    def __call__(self, data: bytes, shard: int, row: int, views: torch.Tensor | list[torch.Tensor],
                  decoded: Decoded | None = None) -> tuple[Box, bool]:
         """Fill every view; the crop box of the first and whether it was flipped."""
         out = views[0]

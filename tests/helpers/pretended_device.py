@@ -98,6 +98,11 @@ class Held(torch.Tensor):
 
     def record_stream(self, stream: object) -> None: ...
 
+    def __reduce_ex__(self, protocol):
+        """In a file it is a tensor of the host, as a checkpoint's reader asks for anyway."""
+        RECORD.wait("save")
+        return self.raw.__reduce_ex__(protocol)
+
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return _run(func, args, kwargs or {})
