@@ -124,14 +124,15 @@ class RayCrew:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         gpus = sum(int(node.get("GPU", 0)) for node in nodes)
         places = [int(node.get("GPU" if gpus else "CPU", 0)) for node in nodes]
-        if settings.ranks > max(places):  # a job is of one node: Ray would wait for ever for a larger one
+        # A job is of one node: Ray would wait for ever for a larger one. A cluster without any may still grow.
+        if 0 < max(places) < settings.ranks:
             raise UserError(f"--ranks {settings.ranks}: the largest node that Ray has here has {max(places)} "
                             f"{'GPUs' if gpus else 'cores'}; a trial trains on one node. Use at most so many.")
-        self.slots = settings.workers or sum(place // settings.ranks for place in places)
+        self.slots = settings.workers or max(1, sum(place // settings.ranks for place in places))
         share = settings.ranks if settings.ranks > 1 else min(1.0, gpus / self.slots)
         cores = [int(node.get("CPU", 1)) for node, place in zip(nodes, places, strict=True) if place >= settings.ranks]
         # On a GPU every job has a process of its own: what the one before it left on the device must be gone.
-        self._task: Any = ray.remote(num_cpus=max(1, min(settings.ranks, *cores)), num_gpus=share if gpus else 0,
+        self._task: Any = ray.remote(num_cpus=max(1, min([settings.ranks, *cores])), num_gpus=share if gpus else 0,
                                      max_retries=0, max_calls=1 if gpus else _REUSES)(perform)
         self._running: dict[Any, Job] = {}
 
