@@ -35,7 +35,7 @@ def _keys(batches: Sequence[Batch], low: int, high: int) -> np.ndarray:
 
 
 def _turned(parts: Sequence[np.ndarray], low: int, high: int, kind: type) -> np.ndarray:
-    out = np.empty((high - low, sum(map(len, parts))), kind)
+    out: np.ndarray = np.empty((high - low, sum(map(len, parts))), kind)
     at = 0
     for part in parts:
         for start in range(0, len(part), TILE_ROWS):
