@@ -16,8 +16,8 @@ from lacuna.tools.explore.gate import HEADER, Gate
 from lacuna.tools.explore.server import make_server
 
 
-def desk_of(run: str, labels: str | None = None) -> Desk:
-    return open_desk(run, labels, argparse.Namespace(workers=1, address=None, parts=None))
+def desk_of(run: str, labels: str | None = None, scores: str | None = None) -> Desk:
+    return open_desk(run, labels, argparse.Namespace(workers=1, address=None, parts=None, scores=scores))
 
 
 @dataclass(frozen=True)

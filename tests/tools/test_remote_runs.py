@@ -111,7 +111,7 @@ def look_at_the_run(run: Two, capsys) -> None:
     assert "<html" in Path(written).read_text()[:200]
     same(capsys, run, "explore", "--index-only")
     assert files_below(output_folder(run.url) + "/explore") == files_below(run.copy + "/explore")
-    there, here = (open_desk(place, None, Namespace(workers=1, address=None, parts=None))
+    there, here = (open_desk(place, None, Namespace(workers=1, address=None, parts=None, scores=None))
                    for place in (run.url, run.copy))
     first = here.page("missing", None, 0, 1)["items"][0]
     place = first["shard"], first["row"]

@@ -13,10 +13,12 @@ from lacuna.tools.eval.predictions import Predictions, batches
 from lacuna.tools.eval.truth import Truth, validation_number
 from lacuna.tools.passes.parts import Parts
 from lacuna.tools.passes.scoring import bad_of, shard_rows
+from lacuna.tools.passes.tables import TableParts
 from lacuna.trainer.evaluate import judge_bad
 
 
-def from_parts(parts: Parts, source: ShardSource, most_bad: float, real: Truth | None = None) -> Iterator[Piece]:
+def from_parts(parts: Parts | TableParts, source: ShardSource, most_bad: float,
+               real: Truth | None = None) -> Iterator[Piece]:
     """Shard after shard; `real` replaces the sidecar's labels by those of the image's validation number."""
     first = source.index.counts.cumsum() - source.index.counts
     bad = []

@@ -4,6 +4,7 @@
   lacuna explore runs/my-run --port 0             any free port
   lacuna explore s3://bucket/runs/my-run          a run on object storage
   lacuna explore runs/my-run --labels suggested   another sidecar of the same training set
+  lacuna explore runs/my-run --scores shards/clip another model's beliefs: a table of `lacuna scores`
   lacuna explore runs/my-run --host 192.168.0.7   for several people in one network; each gives a name
   lacuna explore runs/my-run --public-url https://labels.example.org/     behind a proxy that encrypts
 Views: the most likely missing labels, annotated labels that the model disagrees with, the samples of a class, the
@@ -25,6 +26,8 @@ import json
 import os
 import sys
 
+import numpy as np
+
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.explore.columns import Beliefs, Columns, build
@@ -36,6 +39,7 @@ from lacuna.tools.heatmaps.seen import Looks, keeps_heatmaps
 from lacuna.tools.passes.parts import fingerprint_of
 from lacuna.tools.passes.pool import add_pool_arguments, open_pool, pool_settings
 from lacuna.tools.passes.scoring import ScoreJob, shard_rows
+from lacuna.tools.passes.tables import TableParts
 from lacuna.tools.passes.trained import held
 from lacuna.tools.report.beliefs import belief_field, state_view
 from lacuna.tools.report.recorded_run import RecordedRun
@@ -49,6 +53,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         "(default 127.0.0.1: this machine alone)")
     parser.add_argument("--public-url", metavar="URL", help="address that people open, if a proxy stands before this")
     parser.add_argument("--labels", metavar="NAME", help="sidecar of the training set (default: the run's)")
+    parser.add_argument("--scores", metavar="TABLE", help="beliefs from this table (`lacuna scores`, `lacuna "
+                        "import-scores`) instead of the run's own")
     parser.add_argument("--index-only", action="store_true", help="build the indexes and end")
     parser.add_argument("--json", action="store_true", help="print the address and facts as one JSON object")
     add_pool_arguments(parser)
@@ -90,7 +96,10 @@ def open_desk(path: str, labels: str | None, args: argparse.Namespace) -> Desk:
 
 
 def _beliefs(folder: RecordedRun, source: ShardSource, home: str, args: argparse.Namespace) -> tuple[str, Beliefs]:
-    """(what they are, a shard's beliefs): what the state remembers, else the scores of a pass that is kept."""
+    """(what they are, a shard's beliefs): of a table, of the state, else the scores of a pass that is kept."""
+    if args.scores:
+        table = TableParts(args.scores, source, "--scores")
+        return f"table {table.table.entry.sha256[:16]} of {args.scores}", lambda number: _of_part(table.read(number))
     store, field = folder.store, belief_field(folder.store)
     if store is not None and field is not None and store.snapshots():
         newest = store.snapshots()[-1].name
@@ -101,9 +110,8 @@ def _beliefs(folder: RecordedRun, source: ShardSource, home: str, args: argparse
     settings = pool_settings(args)
     with held(folder.path, settings.folder) as trained, open_pool(settings) as pool:
         parts = pool.run(ScoreJob(trained, source), rows, args.parts or os.path.join(home, "scores"), "scoring")
+    return f"scores of {os.path.basename(trained.checkpoint)}", lambda number: _of_part(parts.read(number))
 
-    def shard(number: int):
-        part = parts.read(number)
-        return part["scores"], part["rows"]
 
-    return f"scores of {os.path.basename(trained.checkpoint)}", shard
+def _of_part(part: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    return part["scores"], part["rows"]

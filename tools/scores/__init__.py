@@ -1,4 +1,4 @@
-"""A table of scores (samples × classes) by any model, for vlpl, gpr, aevlp, ccd and `lacuna relation beliefs`.
+"""A table of scores (samples × classes) by any model: for vlpl, gpr, aevlp, ccd, `suggest`, `explore` and `relation`.
 
   lacuna scores open_clip:ViT-L-14-336 --weights openai --shards shards/coco14/train --out shards/coco14/clip
   lacuna scores open_clip:local-dir:models/clip --crops grid:4 --shards shards/coco14/train --out t     AEVLP's tables

@@ -4,6 +4,7 @@
   lacuna suggest runs/my-run --shards shards/new --val shards/val --out suggestions.parquet
   lacuna suggest runs/my-run --out s.csv --sidecar suggested                 also a sidecar to train with
   lacuna suggest runs/my-run --out s.csv --truth labels                      measure, where the true labels are known
+  lacuna suggest runs/my-run --out s.csv --scores shards/clip                by another model's table (`lacuna scores`)
 The promise, for every class that gets suggestions: with probability 1 − delta at least --precision of them are right.
 It holds for any number of samples, if a negative entry of these samples reaches a score no more often than a negative
 of the validation set (images of one source, validation images not trained on). How frequent a class is, and how hard
@@ -28,8 +29,10 @@ from lacuna.data_pipelines.index import Sidecar
 from lacuna.data_pipelines.labels import NEGATIVE, POSITIVE
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.passes.datasets import add_val_arguments, open_dataset, training_set, val_set
-from lacuna.tools.passes.pool import add_pool_arguments, open_pool, pool_settings
+from lacuna.tools.passes.parts import Parts
+from lacuna.tools.passes.pool import Pool, PoolSettings, add_pool_arguments, open_pool, pool_settings
 from lacuna.tools.passes.scoring import ScoreJob, bad_of, shard_rows
+from lacuna.tools.passes.tables import TableParts
 from lacuna.tools.passes.trained import Trained, held
 from lacuna.tools.suggest.evidence import (
     Scored,
@@ -56,6 +59,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         "(default: the run's for its own training set, else labels)")
     parser.add_argument("--subset", metavar="NAME", help="only these rows (default: as for --labels)")
     add_val_arguments(parser, "fully labelled shards for the promise (default: the run's validation set)")
+    parser.add_argument("--scores", metavar="TABLE", help="take the samples' scores from this table (`lacuna scores`, "
+                        "`lacuna import-scores`) instead of the run's model")
+    parser.add_argument("--val-scores", metavar="TABLE", help="the same for the validation samples (default: --scores, "
+                        "where both are rows of the same shards)")
     parser.add_argument("--max-per-class", type=int, metavar="N", help="at most so many of a class, the surest")
     parser.add_argument("--sidecar", metavar="NAME", help="also write a sidecar: the labels with the suggestions added")
     parser.add_argument("--truth", metavar="NAME", help="sidecar with the true labels: report precision and recall")
@@ -74,13 +81,17 @@ def run(args: argparse.Namespace) -> None:
                             f"with --val URL, or answer questions drawn by lot: `lacuna select {args.model} --by lot "
                             f"--out questions.csv`, then `lacuna explore {args.model}`.")
         truth = Sidecar.load(source.index, args.truth) if args.truth else None
-        known = val_scores(pool, settings, trained, val) if val is not None else None
-        parts = pool.run(ScoreJob(trained, source), shard_rows(source), settings.folder(trained.run), "scoring")
+        scores = _Scores(pool, settings, trained)
+        known = None
+        if val is not None:
+            of_val = scores.of(val, args.val_scores or args.scores, "--val-scores")
+            known = val_scores(of_val, val, trained.config.data.max_bad_fraction)
+            scores.drop(of_val, val)
+        parts = scores.of(source, args.scores, "--scores")
         scored = Scored(parts, source, decided)
         promises = make_promises(scored, known, lots, args)
         found, measured = collect(scored, promises, truth, trained.config.data.max_bad_fraction, args.precision)
-        if not settings.parts:
-            parts.remove(list(shard_rows(source)))
+        scores.drop(parts, source)
     columns = found.sorted()
     write_table(args.out, table(source.index, columns, promises.precision_at, promises.pooled))
     facts = {"out": args.out, "suggestions": len(columns["row"]), "precision_asked": args.precision,
@@ -98,7 +109,30 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps(facts) if args.json else _text(facts))
 
 
+@dataclass(frozen=True)
+class _Scores:
+    """Of a dataset's samples: by a pass of the run's model, or from a table."""
+
+    pool: Pool
+    settings: PoolSettings
+    trained: Trained
+
+    def of(self, source: ShardSource, table: str | None, flag: str) -> Parts | TableParts:
+        if table:
+            return TableParts(table, source, flag)
+        return self.pool.run(ScoreJob(self.trained, source), shard_rows(source), self.settings.folder(self.trained.run),
+                             f"scoring {source.index.url}")
+
+    def drop(self, parts: Parts | TableParts, source: ShardSource) -> None:
+        """What a pass has written, unless it was to be kept."""
+        if isinstance(parts, Parts) and not self.settings.parts:
+            parts.remove(list(shard_rows(source)))
+
+
 def _check(args: argparse.Namespace) -> None:
+    if args.val_scores and not args.scores:
+        raise UserError(f"--val-scores {args.val_scores}: the promise compares scores of one model. Give the samples' "
+                        "table, too: --scores TABLE.")
     check_format(args.out, "--out")
     for option in ("precision", "delta"):
         value = getattr(args, option)

@@ -18,9 +18,8 @@ from lacuna.data_pipelines.labels import NEGATIVE, UNKNOWN
 from lacuna.data_pipelines.source import ShardSource
 from lacuna.tools.eval.pieces import from_parts
 from lacuna.tools.passes.parts import Parts
-from lacuna.tools.passes.pool import Pool, PoolSettings
-from lacuna.tools.passes.scoring import ScoreJob, shard_rows
-from lacuna.tools.passes.trained import Trained
+from lacuna.tools.passes.scoring import shard_rows
+from lacuna.tools.passes.tables import TableParts
 from lacuna.tools.run_files import output_folder
 from lacuna.tools.suggest.promise import Answers, Evidence
 
@@ -54,7 +53,7 @@ class Highest:
 class Scored:
     """The training set's part files beside its labels; decided entries are no longer unknown to `open_entries`."""
 
-    parts: Parts
+    parts: Parts | TableParts
     source: ShardSource
     decided: Decided
 
@@ -84,15 +83,11 @@ class Scored:
         return found
 
 
-def val_scores(pool: Pool, settings: PoolSettings, trained: Trained, val: ShardSource) -> tuple[np.ndarray, np.ndarray]:
+def val_scores(parts: Parts | TableParts, val: ShardSource, most_bad: float) -> tuple[np.ndarray, np.ndarray]:
     """Scores and labels [samples, L] of the validation set."""
-    rows = shard_rows(val)
-    parts = pool.run(ScoreJob(trained, val), rows, settings.folder(trained.run), "scoring the validation set")
-    pieces = list(from_parts(parts, val, trained.config.data.max_bad_fraction))
+    pieces = list(from_parts(parts, val, most_bad))
     if not pieces:
         raise UserError(f"{val.index.url}: no sample could be read.")
-    if not settings.parts:
-        parts.remove(list(rows))
     return (np.concatenate([piece.scores for piece in pieces]), np.concatenate([piece.targets for piece in pieces]))
 
 

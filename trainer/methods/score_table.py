@@ -17,7 +17,7 @@ from lacuna import state_store
 from lacuna.basics.errors import UserError
 from lacuna.state_store import Field, Given
 from lacuna.state_store.store import SnapshotReader
-from lacuna.trainer.methods.base import Method, Needs, Settings, Task, unknown
+from lacuna.trainer.methods.base import Method, Needs, Settings, unknown
 
 
 class ScoreSettings(Settings):
@@ -47,26 +47,28 @@ class TableMethod(Method[TableSettings]):
 
     @cached_property
     def _imported(self) -> ImportedScores:
-        return ImportedScores(self.settings.scores, self.task, self.tables)
+        return ImportedScores(self.settings.scores, self.task.data["shard index"], self.tables, "method.scores",
+                              "data.train")
 
 
 class ImportedScores:
-    """A store that `lacuna import-scores` made, checked against the training set."""
+    """A store that `lacuna scores` or `lacuna import-scores` made, checked against the shards it is read for."""
 
-    def __init__(self, url: str, task: Task, names: tuple[str, ...]):
+    def __init__(self, url: str, index: str, names: tuple[str, ...], setting: str, data: str):
+        """`index`: fingerprint of the shards' index. `setting` has named the store, `data` the shards."""
         store = state_store.open(url)
         snapshots = store.snapshots()
         if not snapshots:
-            raise UserError(f"method.scores = {url!r}: no table was imported. Run `lacuna import-scores` with "
+            raise UserError(f"{setting} = {url!r}: no table was imported. Run `lacuna import-scores` with "
                             "this --out.")
         lacking = [name for name in names if name not in store.schema.fields]
         if lacking:
-            raise UserError(f"method.scores = {url!r} lacks the tables {lacking}; it has "
+            raise UserError(f"{setting} = {url!r} lacks the tables {lacking}; it has "
                             f"{sorted(store.schema.fields)}. Import all: `lacuna import-scores NAME=TABLE …`.")
         made_for = store.schema.fingerprint.partition("-")[0]
-        if made_for != task.data["shard index"]:
-            raise UserError(f"method.scores = {url!r} was imported for the shard index {made_for}, data.train has "
-                            f"{task.data['shard index']}. Import the tables for these shards (`lacuna import-scores`).")
+        if made_for != index:
+            raise UserError(f"{setting} = {url!r} was imported for the shard index {made_for}, {data} has "
+                            f"{index}. Import the tables for these shards (`lacuna import-scores`).")
         self.entry, self.reader = snapshots[-1], SnapshotReader(store, store.manifest(snapshots[-1].name).refs)
 
     def field(self, name: str) -> Field:

@@ -50,7 +50,7 @@ def test_questions_are_open_entries_and_explore_shows_them(trained, run, tmp_pat
     assert scores == sorted(scores)
     assert first["random"] != first["uncertain"] != first["gain"]
     table = select(run, out, "--budget", "40")
-    desk = open_desk(str(run), None, SimpleNamespace(workers=1, address=None, parts=None))
+    desk = open_desk(str(run), None, SimpleNamespace(workers=1, address=None, parts=None, scores=None))
     page = desk.page("questions", None, 0, 200)
     assert page["total"] == 40
     assert [(item["shard"], item["row"], item["class"]) for item in page["items"]] == entries(table)
@@ -83,7 +83,7 @@ def test_whole_images_of_different_groups(trained, run, tmp_path):
     places = [images.index((row["shard"], row["row"])) for row in table]
     assert places == sorted(places)
     assert all(sum(place == at for place in places) == 9 for at in range(8)), "all but the annotated class"
-    desk = open_desk(str(run), None, SimpleNamespace(workers=1, address=None, parts=None))
+    desk = open_desk(str(run), None, SimpleNamespace(workers=1, address=None, parts=None, scores=None))
     asked = desk.page("questions", None, 0, 200)["items"]
     assert [(item["shard"], item["row"], item["class"]) for item in asked] == entries(table)
 
