@@ -4,7 +4,7 @@
   lacuna explore runs/my-run --port 0             any free port
   lacuna explore s3://bucket/runs/my-run          a run on object storage
   lacuna explore runs/my-run --labels suggested   another sidecar of the same training set
-  lacuna explore runs/my-run --scores shards/clip another model's beliefs: a table of `lacuna scores`
+  lacuna explore runs/my-run --scores shards/clip   beliefs of another model: a table of `lacuna scores`
   lacuna explore runs/my-run --host 192.168.0.7   for several people in one network; each gives a name
   lacuna explore runs/my-run --public-url https://labels.example.org/     behind a proxy that encrypts
 Views: the most likely missing labels, annotated labels that the model disagrees with, the samples of a class, the
