@@ -2,7 +2,7 @@
 
 A tar is fetched by one sequential read: a local one is announced to the kernel's read-ahead, a remote one is streamed
 into an unlinked scratch file. Rows are then read by offset, so memory holds undecoded bytes of single samples only (and
-small tars as a whole, and the vectors of small feature shards, shard_vectors.py).
+the vectors of small feature shards, shard_vectors.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _COPY_BYTES = 8 << 20
 _TAR_BLOCK = 512
 _TAR_NAME_BYTES = 100
-_SMALL = 4 << 20  # bytes of a tar that is worth holding: its samples are so small that calls for each cost more
 
 
 @dataclass(frozen=True)
@@ -94,23 +93,16 @@ class OpenShard:
                      else np.flatnonzero(source.subset.mask(shard)))
         self.known = known
         self.vectors: ShardVectors | None = None  # of feature shards
-        self.held: bytes | None = None
-        self.fetched = known is None or not known[self.used].all()
-        if self.fetched:
+        if known is None or not known[self.used].all():
             self.descriptor = _fetch(self.url, source.index.shards[shard].bytes, source.scratch)
             weakref.finalize(self, os.close, self.descriptor)
-
-    def hold_if_small(self) -> None:
-        """One read for all rows, if the tar is small: a call for each would make threads queue at Python's lock."""
-        if self.fetched and (size := os.fstat(self.descriptor).st_size) <= _SMALL:
-            self.held = os.pread(self.descriptor, size, 0)
 
     def read(self, row: int) -> bytes:
         """The undecoded bytes of a row (its position in the tar)."""
         offset, size = int(self.members.offsets[row]), int(self.members.sizes[row])
         # Two calls cost less than cutting the header off a larger one, which would copy the image.
-        header = self._bytes(_TAR_NAME_BYTES, offset - _TAR_BLOCK) if offset >= _TAR_BLOCK else b""
-        data = self._bytes(size, offset)
+        header = os.pread(self.descriptor, _TAR_NAME_BYTES, offset - _TAR_BLOCK) if offset >= _TAR_BLOCK else b""
+        data = os.pread(self.descriptor, size, offset)
         name = self._name(row)
         found = header.rstrip(b"\0").removeprefix(b"./")
         # Names that are long or not ASCII may live in an extra header block, which is not worth another read.
@@ -122,9 +114,6 @@ class OpenShard:
                 "Rebuild it with `lacuna shards index`."
             )
         return data
-
-    def _bytes(self, size: int, offset: int) -> bytes:
-        return os.pread(self.descriptor, size, offset) if self.held is None else self.held[offset : offset + size]
 
     def span(self, rows: np.ndarray) -> int:
         """Bytes from the first header of these rows to the end of the last one's data."""

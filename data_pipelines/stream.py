@@ -134,9 +134,7 @@ class EpochStream:
 
     def _opened(self, shard: int) -> OpenShard:
         opened = self.source.open(shard, self.known(shard) if self.known else None)
-        if self.maker.augment is not None:
-            opened.hold_if_small()
-        elif opened.known is None and ShardVectors.fit(opened, self.maker.features):
+        if self.maker.augment is None and opened.known is None and ShardVectors.fit(opened, self.maker.features):
             opened.vectors = ShardVectors(opened, self.maker, self.maker.features)
         return opened
 

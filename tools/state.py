@@ -178,7 +178,12 @@ def _export(args: argparse.Namespace) -> None:
 
 def _copied(args: argparse.Namespace) -> None:
     store, name = _open(args)
-    reader = store.reader(name)
+    given = None
+    if args.of_run:  # shards that training has not reached yet hold nothing: what they start from is told by the config
+        from lacuna.trainer.first_rows import first_rows  # torch: only this needs it
+
+        given = first_rows(run_config(args.of_run), store.schema.fields)
+    reader = store.reader(name, given)
     to = args.to or _own_name(args)
     if args.format in FORMATS:
         index = args.index or (run_config(args.of_run).data.train.url if args.of_run else None)

@@ -50,7 +50,7 @@ def quick_commands(url: str, out) -> list[list[str]]:
     return [["report", url, "--out", f"{out}/report.html", "--samples", "100"], ["inspect", url, "--json", "--values"],
             ["heatmaps", url, "--out", f"{out}/maps.png"], ["state", "verify", f"{url}/state"],
             ["state", "snapshots", f"{url}/state"],
-            ["state", "export", f"{url}/state", "--to", f"{out}/{{number}}.zarr"]]
+            ["state", "export", url, "--to", f"{out}/{{number}}.zarr"]]
 
 
 def passes(url: str, shards, out) -> list[list[str]]:

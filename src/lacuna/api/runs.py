@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from lacuna.api.first_rows import FirstRows
 from lacuna.api.state import StateReader
 from lacuna.api.tables import Rows, pandas_module
 from lacuna.basics import storage
 from lacuna.basics.errors import UserError
 from lacuna.data_pipelines.source import ShardSource
-from lacuna.state_store import Given
-from lacuna.state_store.store import Initials
 from lacuna.tools.passes.datasets import open_dataset, training_set
 from lacuna.tools.passes.trained import class_list, finished_checkpoints, open_trained, read_weights
 from lacuna.tools.report.beliefs import belief_field, state_view
 from lacuna.tools.report.recorded_run import RecordedRun
 from lacuna.trainer.config.sections import Config
+from lacuna.trainer.first_rows import first_rows
 
 if TYPE_CHECKING:
     import pandas
@@ -126,9 +124,7 @@ class RunReader:
         store = self._recorded.store
         if store is None:
             raise UserError(f"{self.url}: the method {self.config.method['name']!r} keeps no per-sample state.")
-        given: Initials = {name: FirstRows(self.config, name) for name, field in store.schema.fields.items()
-                           if isinstance(field.initial, Given)}
-        return StateReader(store, snapshot, given, self.classes)
+        return StateReader(store, snapshot, first_rows(self.config, store.schema.fields), self.classes)
 
     def beliefs(self, snapshot: str | None = None, shards: Sequence[int] | None = None) -> Scores:
         """What the run believes about the labels of its training samples: probabilities that its state remembers.

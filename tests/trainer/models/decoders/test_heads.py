@@ -22,6 +22,7 @@ from lacuna.trainer.models.decoders.base import spread
 from lacuna.trainer.models.decoders.ml_decoder import MLDecoder
 from lacuna.trainer.models.decoders.query2label import Query2Label
 from lacuna.trainer.scores import SIGMOID
+from tests.helpers.naive_layers import linear, norm
 
 DATA = DataConfig(train={"url": "x"}, image_size=32)
 
@@ -74,15 +75,6 @@ def naive_attention(layer, asking, keys, values) -> tuple[np.ndarray, np.ndarray
             mean[n] += near / heads
             out[n, part] = near @ v[:, part]
     return linear(layer.attention.out_proj, out), mean
-
-
-def linear(layer, x: np.ndarray) -> np.ndarray:
-    return x @ layer.weight.detach().double().numpy().T + layer.bias.detach().double().numpy()
-
-
-def norm(layer, x: np.ndarray) -> np.ndarray:
-    unit = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
-    return unit * layer.weight.detach().double().numpy() + layer.bias.detach().double().numpy()
 
 
 def naive_layer(layer, target, asking, keys, values) -> tuple[np.ndarray, np.ndarray]:

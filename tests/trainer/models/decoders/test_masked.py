@@ -18,7 +18,7 @@ from lacuna.trainer.models.activation import grad_cam
 from lacuna.trainer.models.classifier import build_model
 from lacuna.trainer.models.decoders.masked import MaskedTransformer, seen_cells
 from lacuna.trainer.scores import SIGMOID
-from tests.trainer.models.decoders.test_heads import linear, norm
+from tests.helpers.naive_layers import linear, norm
 
 DATA = DataConfig(train={"url": "x"}, image_size=32)
 DECODER = {"width": 8, "heads": 2, "feedforward": 12, "earlier": "4", "dropout": 0.0}

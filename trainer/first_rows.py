@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -9,6 +10,8 @@ import numpy as np
 import torch
 
 from lacuna.data_pipelines.source import ShardSource
+from lacuna.state_store import Field, Given
+from lacuna.state_store.store import Initials
 from lacuna.trainer.assemble import load_sources, place_model, task_of
 from lacuna.trainer.config.sections import Config
 from lacuna.trainer.methods import build_method
@@ -26,6 +29,11 @@ class FirstRows:
     def __call__(self, shard: int) -> np.ndarray:
         method, source = _built(self.config.model_dump_json())
         return method.initial_rows(self.field, source.sidecar.labels(shard).dense(source.classes), shard)
+
+
+def first_rows(config: Config, fields: Mapping[str, Field]) -> Initials:
+    """Of those fields of a run's store whose first values its method makes of the labels."""
+    return {name: FirstRows(config, name) for name, field in fields.items() if isinstance(field.initial, Given)}
 
 
 @lru_cache(maxsize=2)
