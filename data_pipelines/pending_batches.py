@@ -24,8 +24,6 @@ from lacuna.data_pipelines.source import OpenShard, ShardSource
 class PendingBatches:
     """Of one step, or of several that follow each other: a small batch of vectors costs less than handing it over."""
 
-    _targets: list[tuple[torch.Tensor, ...]] | None
-
     def __init__(self, source: ShardSource, maker: SampleMaker, steps: list[tuple[np.ndarray, np.ndarray]],
                  opened: dict[int, Future[OpenShard]], *, pin: bool, some_known: bool):
         """`steps`: (shards, rows) of each."""
@@ -38,7 +36,8 @@ class PendingBatches:
         self.decoded = np.ones(len(rows), dtype=bool)
         # Samples that are known need no room; whether any is to be made turns out when its shard is open.
         self._views = None if some_known else maker.empty(len(rows), pin)
-        self._pin, self._one, self._targets = pin, threading.Lock(), None
+        self._pin, self._one = pin, threading.Lock()
+        self._targets: list[tuple[torch.Tensor, ...]] | None = None  # of the views, when first asked for
         self.label_tensor = torch.full((len(rows), source.classes), source.sidecar.unlisted, dtype=torch.int8,
                                        pin_memory=pin)
         self.labels = self.label_tensor.numpy()

@@ -53,6 +53,11 @@ class ShardSource:
         """int64 [shards]: rows that take part."""
         return self.index.counts if self.subset is None else np.asarray(self.subset.counts, dtype=np.int64)
 
+    def used(self, shard: int) -> np.ndarray:
+        """int64: rows of a shard that take part, ascending."""
+        return np.arange(self.index.shards[shard].count) if self.subset is None else np.flatnonzero(
+            self.subset.mask(shard))
+
     @property
     def classes(self) -> int:
         return len(self.index.classes)
@@ -89,8 +94,7 @@ class OpenShard:
         self.url = source.index.shard_url(shard)
         self.members = source.index.members(shard)
         self.labels = source.sidecar.labels(shard)
-        self.used = (np.arange(len(self.members.keys)) if source.subset is None
-                     else np.flatnonzero(source.subset.mask(shard)))
+        self.used = source.used(shard)
         self.known = known
         self.vectors: ShardVectors | None = None  # of feature shards
         if known is None or not known[self.used].all():

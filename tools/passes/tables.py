@@ -27,8 +27,7 @@ class TableParts:
 
     def read(self, shard: int) -> dict[str, np.ndarray]:
         """`scores` float32 [n, L] and `rows` of the rows that take part; none is `bad`: nothing is decoded."""
-        index, subset = self.source.index, self.source.subset
-        rows = np.arange(index.shards[shard].count) if subset is None else np.flatnonzero(subset.mask(shard))
+        rows = self.source.used(shard)
         scores = self.table.reader.read_shard("scores", shard)[rows].astype(np.float32)
         return {"scores": scores, "rows": rows, "bad": pack_bad([])}
 
