@@ -17,7 +17,8 @@ class Alone:
         return world.size == 1 and config.train.deepspeed == "zero0"
 
     def __init__(self, engine):
-        self.engine, self.module, self.optimizer = engine, engine.module, engine.optimizer
+        self.module, self.optimizer = engine.module, engine.optimizer
+        self.counts = vars(engine)  # an engine is a module, whose attributes cost far more to set
         self.pieces, self.most = engine.gradient_accumulation_steps(), engine.gradient_clipping()
         self.batch = engine.train_batch_size()
         self.learning = [p for p in self.module.parameters() if p.requires_grad]
@@ -33,13 +34,13 @@ class Alone:
 
     def step(self) -> None:
         """At the last piece of a batch."""
-        self.engine.micro_steps += 1
-        if self.engine.micro_steps % self.pieces:
+        self.counts["micro_steps"] += 1
+        if self.counts["micro_steps"] % self.pieces:
             return
         if self.most > 0:
             clip(self.learning, self.most)
         self.optimizer.step()
         for parameter in self.learning:
             parameter.grad = None
-        self.engine.global_steps += 1
-        self.engine.global_samples += self.batch
+        self.counts["global_steps"] += 1
+        self.counts["global_samples"] += self.batch
