@@ -2,7 +2,8 @@
 
 JOBS: a list of configs; DEVICE: pretended or cpu. Every run is launched twice with the trainer's own start to end. The
 signal comes inside a step, while rows of it are on their way. OUT gets, per run, where it stopped and digests of that
-checkpoint's weights, method state and stored rows, and the same of the end.
+checkpoint's weights, method state and stored rows, and the same of the end. Rows land late, so that a checkpoint that
+did not wait for them would lack them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from lacuna.trainer import engine, whole_run, world
 from lacuna.trainer.assemble import build_run
 from lacuna.trainer.checkpoints.commits import METHOD, MODEL
 from lacuna.trainer.config.sections import parse_config
+from lacuna.trainer.on_device.rows import NewRows
 from lacuna.trainer.sample_state import SampleState
 from lacuna.trainer.whole_run import Run
 from tests.helpers import pretended_device
@@ -30,7 +33,9 @@ from tests.helpers.pretended_device import OnDevice
 from tests.helpers.pretended_runs import digest
 
 SIGNALLED = 4  # the step, counted from 1, in which the signal comes: the first of the second epoch; one more is taken
+LATE = 0.3  # seconds
 _OPTIMIZER = engine._optimizer
+_LAND = NewRows.land
 
 
 def main(jobs: str, out: str, device: str) -> None:
@@ -38,6 +43,7 @@ def main(jobs: str, out: str, device: str) -> None:
     if device == pretended_device.NAME:
         joined.device = pretended_device.register()
     engine._optimizer = lambda groups, phase, compiled: _OPTIMIZER(groups, phase, True)  # as in pretended_runs.py
+    NewRows.land = _land_late  # type: ignore[method-assign]
     watchdog = world.Watchdog(joined, 600)
     found = {}
     for body in json.loads(Path(jobs).read_text()):
@@ -55,6 +61,11 @@ def main(jobs: str, out: str, device: str) -> None:
         except Exception:
             found[config.name] = {"failed": traceback.format_exc()}
     Path(out).write_text(json.dumps(found))
+
+
+def _land_late(rows: NewRows) -> None:
+    time.sleep(LATE)
+    _LAND(rows)
 
 
 def signal_inside(run: Run) -> None:
