@@ -118,11 +118,14 @@ def torchmetrics_ap() -> Reference:
 
     def ap(scores: np.ndarray, targets: np.ndarray, classes: range) -> np.ndarray:
         chosen = slice(classes.start, classes.stop, classes.step)
-        truth = torch.from_numpy(np.ascontiguousarray(targets[:, chosen])).long()
-        found = multilabel_average_precision(
-            torch.from_numpy(np.ascontiguousarray(scores[:, chosen])), truth, len(classes), average="none",
-            thresholds=None, ignore_index=UNKNOWN, validate_args=False).double().numpy()
-        return np.where((truth == POSITIVE).any(0).numpy(), found, np.nan)  # 0 or -0 where there is no positive
+        # It stumbles over a class without any annotation, and finds 0 or -0 where there is no positive.
+        positive = (targets[:, chosen] == POSITIVE).any(0)
+        found = np.full(len(classes), np.nan)
+        found[positive] = multilabel_average_precision(
+            torch.from_numpy(scores[:, chosen][:, positive]), torch.from_numpy(targets[:, chosen][:, positive]).long(),
+            int(positive.sum()), average="none", thresholds=None, ignore_index=UNKNOWN,
+            validate_args=False).double().numpy()
+        return found
 
     return ap
 
